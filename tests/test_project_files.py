@@ -19,6 +19,8 @@ IMPORTED_AS = {
     "faiss-cpu": "faiss",
     "flash-attn-4": "flash_attn",
     "google-crc32c": "google_crc32c",
+    "huggingface-hub": "huggingface_hub",
+    "nvidia-ml-py": "pynvml",
     "opencv-python-headless": "cv2",
     "pillow": "PIL",
     "pyyaml": "yaml",

@@ -1,4 +1,4 @@
-"""Muon dealt over ranks, replicated or sharded: the weights of one rank, bit for bit."""
+"""Muon split over ranks, replicated or sharded: the weights of one rank, bit for bit."""
 
 import json
 from pathlib import Path

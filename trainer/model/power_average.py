@@ -1,4 +1,4 @@
-"""Power-function averages of weights, and averages of other widths made of them afterwards (EDM2).
+"""Power-function averages of weights, and other widths made from them (EDM2).
 
 After update t an average of exponent γ weighs the weights of update τ by τ^γ: average ← β·average +
 (1 − β)·weights with β = (1 − 1/t)^(γ+1). Its width is the profile's standard deviation over t. Two averages,

@@ -1,4 +1,4 @@
-"""Token routing: part of the spatial tubes skip the middle pairs of blocks (TREAD, arXiv 2501.04765).
+"""Token routing: tubes skip the middle blocks (TREAD, arXiv 2501.04765).
 
 A tube is one place of a frame through all frames. Of each clip a drawn share of the tubes leaves before the
 first routed pair and comes back, unchanged, behind the last one, so that the blocks between compute fewer

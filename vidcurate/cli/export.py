@@ -1,4 +1,4 @@
-"""Commands for other trainers: which clips a model takes, and folders that trainers read."""
+"""Export commands: which clips a model takes, and folders that trainers read."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Sequence of items that are made when they are needed, so that a million of them take no memory."""
+"""Lazy sequence: items made when needed, so that a million take no memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload

@@ -1,4 +1,4 @@
-"""Loader of one rank: which micro-batches of a step it runs, and those it has started to prefetch.
+"""Loader of one rank: micro-batches of a step to run, and those prefetched.
 
 The base of the loader of clips and of the trainer's loader of latents.
 """

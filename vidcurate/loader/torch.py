@@ -1,4 +1,4 @@
-"""Tensors of decoded frames, and a torch `IterableDataset` over the order: the loader files' only torch.
+"""Torch tensors of decoded frames, and an `IterableDataset` over the order.
 
 `dataset` is for training loops that are not this project's: plain PyTorch, Accelerate, Lightning, diffusers.
 """

@@ -1,4 +1,4 @@
-"""HTTP requests through a pool of open connections, for many small reads of one server.
+"""HTTP requests through a pool of open connections, for small reads of a server.
 
 A new connection costs two to four round trips (TCP, TLS), as long as a small range takes itself. A connection
 goes back to the pool when its answer has been read to the end. The standard library alone: a fetch needs no

@@ -1,4 +1,4 @@
-"""GroupNorm and SiLU over rows of channels, in one pass, from statistics gathered before.
+"""GroupNorm and SiLU over rows of channels, in one pass, from given statistics.
 
 The rows are those of `trainer.model.kernels.residual_sum`, which gathers the statistics. Norm and SiLU are
 one pass; it writes the zeros around the rows that the next convolution asks for. A convolution's bias is

@@ -1,4 +1,4 @@
-"""Muon update of the blocks' matrices: momentum, then the nearest orthogonal matrix.
+"""Muon update of the blocks' matrices: momentum, then the nearest orthogonal one.
 
 Keller Jordan's Muon with the scale of Moonlight (arXiv 2502.16982): an orthogonal update of a matrix [r, c]
 is multiplied by 0.2·sqrt(max(r, c)), which is the size of AdamW's updates, so learning rate and weight decay

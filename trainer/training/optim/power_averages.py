@@ -1,4 +1,4 @@
-"""The two power-function averages of a run, updated after each update of the weights.
+"""Power-function averages of a run: two, updated after each weight update.
 
 `trainer.model.power_average` has the profiles; `python -m trainer convert export RUN FOLDER --ema WIDTH`
 makes the average of another width from the checkpoints that hold them.

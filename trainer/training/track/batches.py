@@ -1,4 +1,4 @@
-"""Batches of a track: the order of the clips and every draw of a step, made ahead by threads.
+"""Batches of a track: order of the clips and draws of a step, made by threads.
 
 Each is a function of (seed, step, clip), as in the trainer's own step, so that arms of one seed read the same
 clips with the same noise.

@@ -1,4 +1,4 @@
-"""Generated clips: coloured shapes that move before a panning texture, in integer arithmetic.
+"""Generated clips: coloured shapes moving before a texture, in integer arithmetic.
 
 A clip is a function of (seed, number). Its facts are bytes of a hash, its pixels integers made from them by
 additions, products and comparisons, so that a CPU and any GPU make the same bytes; `fingerprint` proves it.

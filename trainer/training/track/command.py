@@ -1,4 +1,4 @@
-"""Command `python -m trainer track RECIPE`: run the track and write a record for each seed.
+"""Track command: `python -m trainer track RECIPE` writes a record for each seed.
 
     python -m trainer track recipes/track.yaml --seed 1 --seed 2 --seed 3
     python -m trainer track recipes/track.yaml --compare runs/baseline

@@ -1,4 +1,4 @@
-"""Energy, power and clock of this process's GPU, by NVML; None where there is no GPU or no NVML."""
+"""Energy and clock of this process's GPU, by NVML; None without GPU or NVML."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class EnergyMeter:
         if device.type != "cuda":
             return
         try:
-            import pynvml  # type: ignore[import-untyped]  # of the extra `bench`
+            import pynvml  # type: ignore[import-untyped]  # of the extra `ops`
 
             pynvml.nvmlInit()
             # By its number it would be another one under CUDA_VISIBLE_DEVICES.

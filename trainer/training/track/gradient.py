@@ -1,4 +1,4 @@
-"""Gradient of a track's step: eager, or a CUDA graph of the forward and backward pass.
+"""Gradient of a track's step: eager, or a CUDA graph of forward and backward pass.
 
 All steps of a run have one shape, or two with routing. A graph of each takes the host out of the step, which
 at this size would otherwise wait for it.

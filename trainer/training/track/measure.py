@@ -1,6 +1,7 @@
-"""Measures of a track: the dense validation loss at ten timesteps, and the prompts that samples follow.
+"""Measures of a track: dense validation loss, and the prompts that samples follow.
 
-Both read the average of the weights. Noise and clips are those of the data's seed, the same for every run.
+The loss is measured at ten timesteps. Both read the average of the weights. Noise and clips are those of the
+data's seed, the same for every run.
 """
 
 from collections.abc import Sequence

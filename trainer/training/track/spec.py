@@ -1,4 +1,4 @@
-"""Recipe of a track: data, model, length, target. What a technique changes are its settings."""
+"""Track recipe: data, model, length, target. Techniques change its settings."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self

@@ -1,4 +1,4 @@
-"""Captions that are not English: no noun count, as the noun engines know English alone.
+"""Non-English captions: no noun count, as the noun engines know English alone.
 
 A caption is not English when most of its letters are of another script than the Latin one, or, where the
 languages have been detected, when a language other than English is likely.

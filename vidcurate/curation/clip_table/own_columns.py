@@ -1,4 +1,4 @@
-"""Own columns and named captions of a run: what its metadata holds beyond the known columns.
+"""Own columns and named captions: metadata of a run beyond the known columns.
 
 `ingest` keeps every column of the metadata that it does not read as one of COLUMNS. Such a column has its own
 name; a name that would clash (RESERVED, or one that polars reads as a pattern) gets PREFIX. Its type is one

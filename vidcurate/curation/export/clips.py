@@ -1,4 +1,4 @@
-"""Planned clips of an export: which kept clips are written, under which key, size, rate and frame count."""
+"""Planned clips of an export: which kept clips, under which key, size and rate."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Stage `export`: one folder of clips for other trainers, with a manifest for each trainer.
+"""Stage `export`: one folder of clips, with a manifest for each trainer.
 
 The folder appears whole: clips and manifests are written into a hidden folder beside it, `.NAME.exporting`,
 which a stopped export resumes clip by clip, and which is renamed at the end. EXPORT.json (written last)

@@ -1,4 +1,4 @@
-"""Write one clip as KEY.mp4 and KEY.txt: linked, remuxed or transcoded, then decoded to verify.
+"""Write one clip as KEY.mp4 and KEY.txt: link, remux or transcode, then verify.
 
 A file that is already an MP4 with the wanted size, rate and frames, upright, with square pixels, is linked
 (or copied where the file system cannot link). An MP4 codec in another container is remuxed. All else is

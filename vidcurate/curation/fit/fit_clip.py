@@ -1,4 +1,4 @@
-"""Fit of one clip to one model: size, crop, frame count and frame rate, or the reason against."""
+"""Fit of a clip to a model: size, crop, frames and rate, or the reason against."""
 
 import math
 from dataclasses import dataclass

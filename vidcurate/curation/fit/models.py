@@ -1,4 +1,4 @@
-"""Table of video models: frame rate, frame rule, sizes, memory, with the source of each row.
+"""Video models: frame rate, frame rule, sizes, memory, with each row's source.
 
 A frame count is valid when it is `frame_step` x n + `frame_offset`, from `fewest_frames` to `most_frames`.
 A model without `fps` takes every frame rate: the rate is an input of the model, and no clip is retimed.

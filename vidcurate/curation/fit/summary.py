@@ -1,4 +1,4 @@
-"""Fit of a run's kept clips to several models, counted in clips and hours; kept as RUN/fit.json."""
+"""Fit of a run's kept clips to models, in clips and hours, kept as RUN/fit.json."""
 
 import json
 from collections import Counter

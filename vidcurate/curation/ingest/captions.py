@@ -1,4 +1,4 @@
-"""Several captions of a clip: named caption columns, lists in a cell, and which one is the main caption.
+"""Several captions of a clip: named columns, lists in a cell, the main caption.
 
 A column such as `caption_short` or `short_caption` holds the caption `short`; only the names of NAMES and
 numbers count, as `caption_model` is no caption. A cell may hold a list of texts, as a list of Parquet or

@@ -1,4 +1,4 @@
-"""Layouts of other tools: folders and files whose rows are gathered into one table before it is read.
+"""Layouts of other tools: files whose rows are gathered into one table first.
 
 `open_layout` finds what a path is: a manifest inside a folder (Hugging Face's videofolder, one per split
 too; captions.json, videos2caption.json, dataset.csv, …), cosmos-curate's metas, prompts beside videos, a JSON

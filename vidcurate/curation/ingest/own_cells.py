@@ -1,4 +1,4 @@
-"""Own columns of the metadata as typed cells: every source column that becomes no column of ours.
+"""Own columns of the metadata as typed cells: what becomes no column of ours.
 
 CSV cells are text; a column is int, float or bool where every cell of it is, and text otherwise. Text stays
 as it is written, blanks too. Numbers with leading zeros are no numbers, and a column whose name says that it

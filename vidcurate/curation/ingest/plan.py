@@ -1,4 +1,4 @@
-"""Plan of an ingest: the recognised schema, the opened table or listing, digests of what is small."""
+"""Ingest plan: recognised schema, opened table or listing, digests of small files."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rows that an adapter makes one by one: written to scratch files, opened as an adapter's rows.
+"""Rows that an adapter makes one by one: scratch files, opened as its rows.
 
 The cells are text under the names of CELLS; own values are JSON Lines beside them, typed as any JSON table.
 """

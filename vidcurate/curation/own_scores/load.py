@@ -1,5 +1,6 @@
-"""Loading of own scores: `file.py:function`, or the name of an entry point in the group vidcurate.scores.
+"""Loading of own scores: `file.py:function`, or an entry point's name.
 
+The entry points are those of the group `vidcurate.scores`.
 The name of the function's first parameter says what the function gets: `frames`, `caption` or `row`.
 Attributes of the function are its settings: `unit`, and for frames `num_frames` and `short_side_px`.
 """

@@ -1,4 +1,4 @@
-"""Own scores of one clip, computed in a worker: numbers by column, or the reason why there are none."""
+"""Own scores of one clip, in a worker: numbers by column, or why there are none."""
 
 import math
 import numbers

@@ -1,4 +1,4 @@
-"""Stage `score-own`: run own scores over the clips and write RUN/own_scores.parquet.
+"""Stage `score-own`: run own scores over clips, write RUN/own_scores.parquet.
 
 A column is a float64 with the function's unit; its words in the table name the function and the digest of its
 file. The table is scored again when a file, a clip's row or the videos have changed.

@@ -1,4 +1,4 @@
-"""README of a set of shards for the Hugging Face hub: YAML front matter, then the data card.
+"""README of shards for the Hugging Face hub: YAML front matter, then data card.
 
 The front matter has what the hub and `datasets` read: licence, size, splits by level, and the features, so
 that no reader has to guess them from the first five samples (huggingface/datasets, webdataset.py). The same

@@ -1,4 +1,4 @@
-"""Upload a set of shards to the Hugging Face hub, file by file, so that the same command resumes.
+"""Upload shards to the Hugging Face hub, file by file; the same command resumes.
 
 A file that the hub has with the same content is not sent again: its SHA-256 for files in LFS, else git's blob
 id. The manifest goes last: a set without one is unfinished. The token is the one of `hf auth login` or

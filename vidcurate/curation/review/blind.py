@@ -1,4 +1,4 @@
-"""Blind review: a drawn sample in its order, without anything that says what the filter did."""
+"""Blind review: a drawn sample in its order, without what the filter did."""
 
 import numpy as np
 import polars as pl

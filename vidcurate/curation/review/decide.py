@@ -1,4 +1,4 @@
-"""Decisions of the review app: record, undo, and what the reviewers have said so far."""
+"""Review decisions: record, undo, and what the reviewers have said so far."""
 
 import getpass
 import threading

@@ -1,4 +1,4 @@
-"""Changed stream: a cell's endless stream after clips were added or removed, or its micro-batches resized.
+"""Changed stream: a cell after clips were added, removed or regrouped.
 
 The new stream begins with a partial epoch: the rest of the open epoch and the added clips, shuffled. So no
 clip repeats before every unseen clip was shown once, and the order before the change stays as it was.

@@ -73,7 +73,7 @@ def test_captions_in_a_language_that_was_detected_have_it_and_no_noun_count(run:
     ("caption", "nouns"),
     [
         ("The video captures a bustling street", 2),
-        ("A winding road and sparkling water", 2),
+        ("A winding river and sparkling water", 2),
         ("the towering mountains under a shimmering sky", 2),
         ("a fishing boat", 2),
         ("a swimming pool", 2),

@@ -1,4 +1,4 @@
-"""Uploads to the hub, against a stand-in of its calls that keeps files in a folder."""
+"""Uploads to the hub, against a fake of its calls that keeps files in a folder."""
 
 import hashlib
 import inspect
@@ -159,7 +159,7 @@ def test_the_command_sends_through_the_hubs_own_client(
     answer = CliRunner().invoke(app, ["push", str(shards), "me/squares", "--private", "--json"])
     assert answer.exit_code == 0, answer.output
     assert '"num_uploaded": ' in answer.stdout
-    # The stand-in is called as the client can be.
+    # The fake is called as the client can be.
     client, words = huggingface_hub.hf_api.HfApi, {"repo_id": "me/squares", "repo_type": "dataset"}
     sent = {"path_or_fileobj": "a", "path_in_repo": "a", "commit_message": "Add a"}
     inspect.signature(client.create_repo).bind(client, **words, private=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Exported folder as a trainer's manifest sees it: clips with their facts, folds, common values."""
+"""Exported folder as a trainer's manifest sees it: clips, folds, common values."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""cosmos-curate: `clips/UUID.mp4` with `metas/v0/UUID.json`; also `videos/` with `metas/*.txt`.
+"""cosmos-curate: `clips/UUID.mp4` with `metas/v0/UUID.json` or `metas/*.txt`.
 
 NeMo Curator writes the same folders.
 

@@ -1,4 +1,4 @@
-"""Manifests of other trainers that are no table: JSON arrays and maps, pairs of text files, data-juicer.
+"""Manifests that are no table: JSON arrays and maps, pairs of texts, data-juicer.
 
 Each is read as rows (a dict each) that the adapter `table` takes as JSON Lines. The layouts: diffusion-pipe
 (utils/dataset.py: captions.json maps a file to its captions), FastVideo (videos2caption.json: path, cap,
