@@ -42,6 +42,11 @@ ROOMS = {
     "vidcurate.curation.frame_scores": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.storage"
     ),
+    "vidcurate.curation.captioning": (
+        "vidcurate.curation.caption_scores vidcurate.curation.clip_table vidcurate.curation.frame_scores "
+        "vidcurate.curation.review_decisions vidcurate.executor vidcurate.media vidcurate.recipe "
+        "vidcurate.storage"
+    ),
     "vidcurate.shards": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.rng "
         "vidcurate.storage"
@@ -146,8 +151,9 @@ ROOMS = {
         "vidcurate.shards vidcurate.storage"
     ),
     "vidcurate.cli": (
-        "vidcurate.curate vidcurate.curation.caption_scores vidcurate.curation.clip_table "
-        "vidcurate.curation.dedup vidcurate.curation.demo_data vidcurate.curation.difficulty "
+        "vidcurate.curate vidcurate.curation.caption_scores vidcurate.curation.captioning "
+        "vidcurate.curation.clip_table vidcurate.curation.dedup vidcurate.curation.demo_data "
+        "vidcurate.curation.difficulty "
         "vidcurate.curation.export vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.fit "
         "vidcurate.curation.frame_scores vidcurate.curation.ingest vidcurate.curation.model_scores "
         "vidcurate.curation.own_scores vidcurate.curation.probe vidcurate.curation.publish "

@@ -16,6 +16,7 @@ import typer.main
 from pydantic import BaseModel
 
 from docs import generate
+from tests.chat_server import chatting
 from tests.forked_runs import Forks
 from vidcurate import errors
 from vidcurate.cli.common import SECTIONS, app
@@ -162,6 +163,11 @@ def test_the_examples_of_the_help_run_in_the_order_of_the_pipeline(forks: Forks,
             shutil.make_archive(str(tmp_path / "demo/parts/part0"), "zip", tmp_path / "demo/videos")
         if name == "review":  # runs until Ctrl-C
             answers_until_interrupted(examples[name], tmp_path)
+            continue
+        if name == "caption":  # a server of this test in the place of vLLM
+            with chatting() as server:
+                forks.call(examples[name].replace("http://127.0.0.1:8000/v1", server.url), tmp_path)
+                assert server.asked
             continue
         if name == "push":  # the hub is out of reach in a test, and the command says so
             offline = {**_environment(), "HF_HUB_OFFLINE": "1"}

@@ -27,8 +27,8 @@ from vidcurate.storage import object_store
 SECTIONS = {
     "Demo data, and all stages in one command": ("demo-data", "curate"),
     "Stages, in pipeline order": (
-        "ingest", "probe", "score", "score-frames", "score-models", "score-own", "dedup", "filter",
-        "split-by-difficulty", "build-shards",
+        "ingest", "probe", "caption", "score", "score-frames", "score-models", "score-own", "dedup",
+        "filter", "split-by-difficulty", "build-shards",
     ),
     "Results": ("report", "review", "inspect", "ledger", "what-if", "presets", "card", "export", "verify"),
     "Other inputs and outputs": (
@@ -135,7 +135,7 @@ RecipeFile = Annotated[
 ]
 
 
-def spec_of(model: type[S], file: Path | None, settings: list[str] | None, **given: Any) -> S:
+def spec_of(model: type[S], file: Path | None, settings: list[str] | None, /, **given: Any) -> S:
     """Return the stage's settings from a recipe file, --set and other command-line options."""
     every = [*_as_settings(given), *(settings or [])]
     if file is not None:

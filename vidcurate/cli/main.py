@@ -15,6 +15,7 @@ from vidcurate.cli import interrupt  # first: its import makes Ctrl-C one line d
 
 # isort: split
 from vidcurate.cli import analyse as analyse  # importing a file of commands adds them to the app
+from vidcurate.cli import captioning as captioning
 from vidcurate.cli import curate as curate
 from vidcurate.cli import export as export
 from vidcurate.cli import installation as installation

@@ -33,6 +33,7 @@ _VERDICT = {
     "sample_key", "is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold", "review",
     "own_scores_status", "own_scores_problem",
     "ingest_problem", "probe_status", "probe_problem", "missing_bytes", "file_size_bytes",
+    "caption_status", "caption_problem",
     # the integrity level changes no shard
     "integrity_level", "probe_findings", "num_damaged_packets", "num_corrupt_frames",
     "num_corrupt_audio_packets", "num_timestamp_gaps", "file_sha256",

@@ -91,12 +91,12 @@ def captions_of(row: Mapping[str, Any]) -> dict[str, str]:
     return {main: text, **{name: other for name, other in named.items() if name != main}} if text else named
 
 
-def caption_names(run: Path) -> list[str]:
-    """Return the names of the captions in a run, sorted; [MAIN] when no clip has several.
+def caption_names(run: Path, stage: str = "ingest") -> list[str]:
+    """Return the names of the captions after a stage, sorted; [MAIN] when no clip has several.
 
-    Raises StageError when there is no table of ingest, TableError for a damaged one.
+    Raises StageError when there is no table of the stage, TableError for a damaged one.
     """
-    captions = table.scan(run, "ingest").select("captions")
+    captions = table.scan(run, stage).select("captions")
     names = captions.explode("captions").select(pl.col("captions").struct.field("name")).drop_nulls()
     found = names.unique().collect(engine="streaming").to_series().sort().to_list()
     return found or [MAIN]

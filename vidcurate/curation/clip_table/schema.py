@@ -39,6 +39,7 @@ AGGREGATES: tuple[str, ...] = ("min", "mean", "median", "max", "first")
 STAGES: tuple[str, ...] = (
     "ingest",
     "probe",
+    "caption",
     "score",
     "frames",
     "models",
@@ -176,6 +177,21 @@ COLUMNS: dict[str, Column] = {
     "has_audio": _column("probe", pl.Boolean, "", "the file has an audio stream"),
     "audio_codec": _column("probe", pl.String, "", "codec of the first audio stream"),
     "missing_bytes": _column("probe", pl.Int64, "B", "bytes that the index lists beyond the end of the file"),
+    # ── caption: captions that a model wrote ─────────────────────────────────────────────────────────
+    "caption_status": _column(
+        "caption",
+        pl.String,
+        "",
+        "ok (every answer became a caption), not_captioned (no answer), why the first answer that did not is "
+        "none (refused, empty, cut, boilerplate, bad_text, bad_request), or why no frames were read, such as "
+        "unreadable",
+    ),
+    "caption_problem": _column(
+        "caption", pl.String, "", "names of the captions without text, and why; null when there is none"
+    ),
+    "caption_models": _column(
+        "caption", pl.String, "", "caption names with the model of each, such as long: MODEL; null without"
+    ),
     # ── score ───────────────────────────────────────────────────────────────────────────────────────
     "noun_count": _column("score", pl.Int32, "nouns", "NOUN and PROPN tokens of the caption: the difficulty"),
     "noun_engine": _column("score", pl.String, "", "engine, model and version that counted; one per table"),
@@ -422,6 +438,7 @@ COLUMNS: dict[str, Column] = {
 # Columns of earlier stages that a stage overwrites.
 RESTATED: dict[str, tuple[str, ...]] = {
     "probe": ("width", "height", "fps", "num_frames", "duration_seconds", "file_size_bytes"),
+    "caption": ("caption", "captions", "caption_name", "ingest_problem"),
     "split": ("is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold"),
 }
 

@@ -208,7 +208,7 @@ def _check_caption(run: Path, spec: ExportSpec) -> None:
     """Raise InputError for the name of a caption that no clip has."""
     if spec.caption is None:
         return
-    names = own_columns.caption_names(run)
+    names = own_columns.caption_names(run, table.newest_stage(run))
     if spec.caption not in names:
         raise InputError(f"--caption {spec.caption}: no clip has such a caption. Names: {', '.join(names)}.")
 

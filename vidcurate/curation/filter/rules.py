@@ -168,7 +168,21 @@ def _plain(word: str | bool) -> str:
 
 def structural(schema: Schema, spec: FilterSpec) -> list[Rule]:
     """Return the rules that always apply: ingest problems, and files that probe or decoding found broken."""
-    rules = [
+    rules = []
+    if "caption_status" in schema:
+        # Before the rule of ingest: the ledger then says why the model wrote no caption.
+        status, asked = pl.col("caption_status"), ["ok", "not_captioned"]
+        rules.append(
+            Rule(
+                stage="caption",
+                measure="caption_status",
+                name=status,
+                fails=~status.is_in(asked) & pl.col("caption").is_null(),
+                value=pl.coalesce("caption_problem", status),
+                threshold=pl.lit(asked[0]),
+            )
+        )
+    rules.append(
         Rule(
             stage="ingest",
             measure="ingest_problem",
@@ -177,7 +191,7 @@ def structural(schema: Schema, spec: FilterSpec) -> list[Rule]:
             value=pl.coalesce("video_path", "clip_id"),
             threshold=pl.lit("no ingest problem"),
         )
-    ]
+    )
     decoded = ["ok", "not_scored"]
     for stage, passing in (
         ("probe", ["ok", *spec.allow_probe_status]),

@@ -53,7 +53,7 @@ __all__ = [
 
 FUNNEL = "funnel.json"
 # Stages whose rejections are failures (a missing or broken clip), not choices.
-FAILING_STAGES = ("ingest", "probe", "frames", "models")
+FAILING_STAGES = ("ingest", "probe", "caption", "frames", "models")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
