@@ -84,8 +84,8 @@ def test_no_row_is_lost(home: Path) -> None:
     assert curate(home, "whole", workers=2, more="frames: {}\ndedup: {}\n") == 0
     ids = table.scan(home / "whole", "ingest").collect()["clip_id"]
     stages = [stage for stage in STAGES if table.stage_path(home / "whole", stage).exists()]
-    # Networks need weights, captions a server.
-    assert stages == [stage for stage in STAGES if stage not in ("models", "caption")]
+    # Networks need weights, captions a server, own scores a function.
+    assert stages == [stage for stage in STAGES if stage not in ("models", "own_scores", "caption")]
     for stage in stages:
         assert table.scan(home / "whole", stage).collect()["clip_id"].equals(ids)
     last = table.scan(home / "whole", "split").collect()
