@@ -89,10 +89,14 @@ def _serve(
             print(f"review → {address}", flush=True)
             print("Open this address in a browser. Ctrl-C stops the app.", file=sys.stderr)
 
+    folder = videos or known_videos(run)
+    if videos is None and folder is not None and not folder.is_dir():
+        print(f"{folder}: the videos are not there; clips have no pictures. Add --videos.", file=sys.stderr)
+        folder = None
     with suppress(KeyboardInterrupt):
         serve_review(
             run,
-            videos=videos or known_videos(run),
+            videos=folder,
             port=port,
             reviewer=reviewer or login_name(),
             blind_sample=sample,

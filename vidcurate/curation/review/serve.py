@@ -1,14 +1,19 @@
 """Serve command: bind a loopback port, print the address, run until Ctrl-C."""
 
+import asyncio
 import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vidcurate.curation.review.access import cookie_name
 from vidcurate.curation.review.session import Session
 from vidcurate.curation.review.transcode_cache import FOLDER
 from vidcurate.errors import InputError, StorageError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 HOST = "127.0.0.1"
 PORT = 8765
@@ -35,6 +40,17 @@ def bind(port: int | None) -> socket.socket:
             f"port {port} of {HOST}: cannot be opened ({error.strerror}). Add --port 0 for a free one."
         ) from error
     return listener
+
+
+async def run_server(server: "uvicorn.Server", listener: socket.socket) -> None:
+    """Serve until the server is asked to stop, then close the connections that browsers still hold open."""
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for connection in list(server.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()  # a paused video waits for its reader
+        await asyncio.sleep(0)
 
 
 def serve_review(
@@ -83,4 +99,4 @@ def serve_review(
             )
         )
         announce(f"http://{HOST}:{port}/?token={token}")
-        server.run(sockets=[listener])
+        asyncio.run(run_server(server, listener))

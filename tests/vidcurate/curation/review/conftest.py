@@ -1,5 +1,6 @@
 """A small curation, its review server, and a browser's requests."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 from vidcurate.curation.review.access import cookie_name
 from vidcurate.curation.review.app import make_app
-from vidcurate.curation.review.serve import bind
+from vidcurate.curation.review.serve import bind, run_server
 from vidcurate.curation.review.session import Session
 from vidcurate.curation.review.transcode_cache import FOLDER
 
@@ -81,7 +82,7 @@ def served(run: Path, videos: Path | None, blind_sample: str | None = None) -> I
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, ws="none")
         )
-        thread = threading.Thread(target=server.run, args=([listener],))
+        thread = threading.Thread(target=lambda: asyncio.run(run_server(server, listener)))
         thread.start()
         cookies = {cookie_name(port): TOKEN}
         try:

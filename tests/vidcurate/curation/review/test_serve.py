@@ -94,6 +94,17 @@ def test_a_server_that_is_killed_among_decisions_has_lost_none_that_it_acknowled
     assert {f"{number}-{at}" for number in range(2) for at in range(25)} <= set(ids)
 
 
+def test_a_run_whose_videos_have_gone_is_reviewed_without_pictures(own: Path) -> None:
+    known = own / "reconcile.json"
+    gone = {**json.loads(known.read_text()), "videos": str(own / "gone")}
+    known.write_text(json.dumps(gone))
+    for process in started(own):
+        with closing(client_of(process)) as client:
+            assert client.get("/api/run").json()["has_videos"] is False
+            assert {one["video"] for one in client.get("/api/clips").json()["rows"]} == {None}
+            assert client.get("/media/poster/2").status_code == 404
+
+
 def refused(run: Path, **changed: Any) -> None:
     def never(address: str) -> None:
         raise AssertionError(f"the server started at {address}")

@@ -60,7 +60,7 @@ export class Filters {
 
   decided() {
     this.select = element("select", { id: "decided", onchange: () => query.change({ decided: this.select.value }) }, ...Object.keys(DECIDED).map((value) => element("option", { value }, decidedName(value))));
-    return element("section", {}, element("h3", {}, element("label", { for: "decided" }, "Decisions")), element("div", { class: "row" }, this.select));
+    return element("section", {}, element("h3", {}, element("label", { for: "decided" }, "Decisions")), element("div", { class: "row" }, this.select), element("p", { class: "note" }, "You decide as ", element("bdi", {}, this.run.reviewer), "."));
   }
 
   showDecided(counts) {
