@@ -25,7 +25,7 @@ MAX_PROMPT = 4000
 class Limits:
     """Limits of one request. `max_pixels` counts height x width x frames, `max_tokens` the model's patches.
 
-    A step cannot be interrupted: its tokens bound how long a request may hold the model after its time limit.
+    A step cannot be resumed after an interruption: its tokens bound its memory, and how long rounds wait.
     """
 
     max_queue: int = 4

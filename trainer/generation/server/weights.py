@@ -1,14 +1,16 @@
 """Server model: one model, and the weights of one checkpoint after another in it.
 
 One lock serializes clips and validation losses. Rounds and validations come first: an HTTP request gives the
-lock up between two sampling steps while one of them waits. The
+lock up between two sampling steps while one of them waits, and is refused when a single step or the decoding
+lets one wait for MOST_WAIT_SECONDS. The
 weights of a checkpoint are read and verified once, and stay in host memory as long as a round or a request
 holds them: a checkpoint that is deleted meanwhile is still sampled to the end.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.distributed import mesh
 from trainer.distributed.mesh import World
 from trainer.generation import sample_clips
 from trainer.generation.server import checkpoints
+from trainer.generation.server.request import Refused
 from trainer.model.stdit import STDiT3
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import layout as run_folder_layout
@@ -30,6 +33,9 @@ from trainer.run_folder.checkpoint import checkpoint, parts
 from trainer.run_folder.sample_rounds import Entry
 from trainer.run_folder.sample_spec import SampleSpec
 from vidcurate.errors import CheckpointError, VidcurateError
+
+CHECK_SECONDS = 0.5  # between two checks inside a step or a decode
+MOST_WAIT_SECONDS = 60.0  # that a round or a validation waits for one step or decode of a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,6 +90,30 @@ def take(path: Path, *, raw: bool, world: World) -> Taken:
     )
 
 
+@contextmanager
+def _checked_inside(check: Callable[[], None], device: torch.device) -> Iterator[None]:
+    """Call `check` inside steps and decodes: before a module's forward on this thread, every CHECK_SECONDS.
+
+    An exception from `check` ends the step. The device is synchronized first: the host runs ahead of a GPU.
+    """
+    owner, last = threading.get_ident(), time.monotonic()
+
+    def before(module: nn.Module, inputs: object) -> None:
+        nonlocal last
+        if threading.get_ident() != owner or time.monotonic() - last < CHECK_SECONDS:
+            return
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        check()
+        last = time.monotonic()
+
+    hook = nn.modules.module.register_module_forward_pre_hook(before)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 class Model:
     """The model on this process's device. `swaps` counts the loaded weights."""
 
@@ -92,6 +122,7 @@ class Model:
         self.lock = threading.Lock()
         self._first = threading.Condition()
         self._num_first = 0  # rounds and validations that wait for the lock
+        self._first_since = 0.0  # of time.monotonic, when the one that waits began to
         self.swaps = 0
         self._model: STDiT3 | None = None
         self._config: Any = None
@@ -102,6 +133,7 @@ class Model:
         """Hold the lock for a round's clip or a validation; a request gives it up between two steps."""
         with self._first:
             self._num_first += 1
+            self._first_since = time.monotonic()
         with self.lock:
             with self._first:
                 self._num_first -= 1
@@ -127,6 +159,16 @@ class Model:
             self.lock.acquire()
         self.of(taken)
 
+    def _check_inside(self, check: Callable[[], None]) -> None:
+        """Call `check`; raise Refused, 503, if a round has waited too long for the request's present step."""
+        check()
+        if self._num_first and time.monotonic() - self._first_since > MOST_WAIT_SECONDS:
+            raise Refused(
+                503,
+                f"a round of the training has waited {MOST_WAIT_SECONDS:g} s for one step of this clip, and "
+                "goes first. Ask for fewer frames or pixels.",
+            )
+
     def of(self, taken: Taken) -> STDiT3:
         """Return the model with a checkpoint's weights; the caller holds the lock while using it.
 
@@ -150,13 +192,19 @@ class Model:
         """Return one clip, uint8 [T, H, W, 3], equal to `trainer.generation.sample_clips`' for its seed and
         number. `between` belongs to a request, which gives way to rounds and validations at each step.
 
-        Raises VidcurateError if the device's memory is too small, and what `between` raises.
+        A request also calls `between` inside steps and decodes. Raises VidcurateError if the device's memory is
+        too small, and what `between` raises; Refused if a round has waited too long.
         """
         step: Callable[[], None] | None = None
         if between is not None:
             self._wait_for_first(between)
             step = partial(self._give_way, taken, between)
-        with self.lock if between is not None else self.first():
+        inside = (
+            _checked_inside(partial(self._check_inside, between), self.world.device)
+            if between is not None
+            else nullcontext()
+        )
+        with self.lock if between is not None else self.first(), inside:
             model = self.of(taken)
             pipeline = sample_clips.pipeline_of(taken.recipe, taken.stage, model)
             try:

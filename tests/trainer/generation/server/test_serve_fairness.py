@@ -12,7 +12,8 @@ import pytest
 from tests.trainer.generation.server.test_serve_endpoint import ask, listening, slow, wait_until
 from tests.trainer.shards_for_tests import make_shards, smoke
 from trainer.distributed.mesh import ALONE
-from trainer.generation.server.request import Limits
+from trainer.generation.server import weights
+from trainer.generation.server.request import Limits, Refused
 from trainer.generation.server.weights import Model, Taken, take
 from trainer.run_folder.sample_rounds import Entry
 from trainer.train import train
@@ -133,3 +134,52 @@ def test_a_request_gives_way_to_a_round_between_two_steps(run: Path) -> None:
     assert "round" in order[2:6]
     assert order[-1] == "step"
     assert (clip == alone).all()
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["time limit", "round waits"])
+def test_a_single_step_is_ended_in_its_midst(
+    run: Path, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(weights, "MOST_WAIT_SECONDS", 0.0)
+    model, taken = Model(ALONE), take(run / "step-00000001", raw=False, world=ALONE)
+    spec = taken.recipe.sample
+    assert spec is not None
+    single = spec.model_copy(update={"num_frames": 4, "height": 16, "width": 16, "steps": 1})
+    served, is_over = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def round_of_the_server() -> None:
+        with model.first():
+            served.set()
+
+    thread = threading.Thread(target=round_of_the_server)
+
+    def inside(*_: object) -> None:  # the step is at its first block
+        calls.append("block")
+        if waits:
+            thread.start()
+            wait_until(lambda: model._num_first)
+        else:
+            is_over.set()
+
+    def check() -> None:
+        if is_over.is_set():
+            raise Refused(504, "the time limit has passed.")
+
+    net = model.of(taken)
+    hooks = [
+        net.spatial_blocks[0].register_forward_hook(inside),
+        net.final_layer.register_forward_hook(lambda *_: calls.append("end of the step")),
+    ]
+    with pytest.raises(Refused) as refused:
+        model.clip(taken, single, Entry(number=0, prompt="x", seed=0), check)
+    assert refused.value.code == (503 if waits else 504)
+    assert calls == ["block"]
+    for hook in hooks:
+        hook.remove()
+    if waits:
+        assert served.wait(30)
+        thread.join(30)
+    monkeypatch.undo()
+    assert model.clip(taken, single, Entry(number=0, prompt="x", seed=0), lambda: None).shape[0] == 4
