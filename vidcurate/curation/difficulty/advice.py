@@ -154,6 +154,27 @@ def texts(made: Sequence[Ramp], cut: Tail | None, to_ratio: Tail | None, spec: S
     return tuple(reported)
 
 
+def empty_validation(draws: Floats, validation_fraction: float) -> tuple[str, ...]:
+    """Return how to get a validation fold if the fraction takes none of the sources, () otherwise.
+
+    `draws` [n]: a number in [0, 1) for each clip, equal within a source; those below the fraction validate.
+    """
+    if validation_fraction == 0 or (draws < validation_fraction).any():
+        return ()
+    sources = np.unique(draws)
+    said = f"the fold validation is empty: of {len(sources):,} sources validation_fraction {validation_fraction:g}"
+    if len(sources) == 1:
+        return (f"{said} takes none, and one source cannot be in both folds.",)
+    wanted = math.ceil(len(sources) / 20)  # 5 % of the sources, one at least
+    fraction = math.floor(100 * sources[wanted - 1] + 1) / 100
+    taken = int((sources < fraction).sum())
+    if taken == len(sources):
+        return (f"{said} takes none. Set another seed.",)
+    named = "1 source" if taken == 1 else f"{taken} sources"
+    clips = int((draws < fraction).sum())
+    return (f"{said} takes none. For {named} ({clips:,} clips): --set validation_fraction={fraction:g}.",)
+
+
 def drop_hardest(cut: Tail) -> float:
     """Return the `drop_hardest` share that drops exactly these clips."""
     return float(f"{cut.share * (cut.clips - 0.5) / cut.clips:.6g}")

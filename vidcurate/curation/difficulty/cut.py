@@ -88,3 +88,9 @@ def ties_split(values: Floats, weights: Floats, hashes: rng.Words, levels: int) 
         _cuts(np.cumsum(weights[order]), levels), np.arange(len(order)), side="left"
     )
     return result
+
+
+def fold_draws(rows: pl.DataFrame, seed: int) -> Floats:
+    """Return a number in [0, 1) for each clip [n], the same for all clips of a source; it decides the fold."""
+    source = rows["source_id"].fill_null(rows["clip_id"]) if "source_id" in rows.columns else rows["clip_id"]
+    return rng.uniform(rng.id_hashes(source.to_arrow()), rng.key(seed, "fold"))

@@ -117,8 +117,7 @@ def _cut(rows: pl.DataFrame, spec: SplitSpec, where: Path) -> pl.DataFrame:
     else:
         hashes = rng.mix(rng.id_hashes(rows["clip_id"].to_arrow()) ^ np.uint64(rng.key(spec.seed, "ties")))
         level = cut.ties_split(values, weights, hashes, spec.levels)
-    source = rows["source_id"].fill_null(rows["clip_id"]) if "source_id" in rows.columns else rows["clip_id"]
-    draw = rng.uniform(rng.id_hashes(source.to_arrow()), rng.key(spec.seed, "fold"))
+    draw = cut.fold_draws(rows, spec.seed)
     return rows.with_columns(
         *([] if tokens is None else [pl.Series("tokens", tokens)]),
         pl.Series("level", level + 1, dtype=COLUMNS["level"].dtype),
@@ -248,7 +247,10 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         tail=tail,
         tail_to_ratio=to_ratio,
         warnings=tuple(found.warning for found in jumps if found.warning),
-        advice=advice.texts(ramps, tail, to_ratio, spec),
+        advice=(
+            *advice.texts(ramps, tail, to_ratio, spec),
+            *advice.empty_validation(cut.fold_draws(rows, spec.seed), spec.validation_fraction),
+        ),
         up_to_date=False,
     )
     drawn = {"quantiles": QUANTILES, "columns": histograms(parts, columns)}

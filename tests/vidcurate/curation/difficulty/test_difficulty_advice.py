@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -290,3 +291,26 @@ def test_an_old_fragment_is_written_again(tmp_path: Path) -> None:
 
     assert not difficulty_stage.run_split(tmp_path, SplitSpec(levels=2)).up_to_date
     assert (tmp_path / "levels.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("num_clips", [6, 24, 60])
+def test_an_empty_validation_fold_is_named_with_the_fraction_that_fills_it(
+    tmp_path: Path, num_clips: int
+) -> None:
+    checked(tmp_path, [n % 5 for n in range(num_clips)])
+
+    summary = difficulty_stage.run_split(tmp_path, SplitSpec(levels=2, validation_fraction=0.0001))
+
+    assert summary.validation_clips == 0
+    (line,) = [line for line in summary.advice if line.startswith("the fold validation is empty")]
+    fraction = float(re.search(r"--set validation_fraction=(0\.\d+)\.$", line)[1])  # type: ignore[index]
+    again = difficulty_stage.run_split(tmp_path, SplitSpec(levels=2, validation_fraction=fraction))
+    assert f"({again.validation_clips:,} clips)" in line
+    assert 0 < again.validation_clips < num_clips
+    assert not [line for line in again.advice if "validation" in line]
+
+
+def test_no_validation_fold_is_advised_where_none_is_wanted_or_possible(tmp_path: Path) -> None:
+    assert advice.empty_validation(np.array([0.3, 0.6]), 0.0) == ()
+    (line,) = advice.empty_validation(np.array([0.3, 0.3]), 0.01)
+    assert line.endswith("takes none, and one source cannot be in both folds.")
