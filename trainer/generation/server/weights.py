@@ -192,8 +192,8 @@ class Model:
         """Return one clip, uint8 [T, H, W, 3], equal to `trainer.generation.sample_clips`' for its seed and
         number. `between` belongs to a request, which gives way to rounds and validations at each step.
 
-        A request also calls `between` inside steps and decodes. Raises VidcurateError if the device's memory is
-        too small, and what `between` raises; Refused if a round has waited too long.
+        A request also calls `between` inside steps and decodes. Raises VidcurateError if the device's memory
+        is too small, and what `between` raises; Refused if a round has waited too long.
         """
         step: Callable[[], None] | None = None
         if between is not None:

@@ -162,7 +162,10 @@ def empty_validation(draws: Floats, validation_fraction: float) -> tuple[str, ..
     if validation_fraction == 0 or (draws < validation_fraction).any():
         return ()
     sources = np.unique(draws)
-    said = f"the fold validation is empty: of {len(sources):,} sources validation_fraction {validation_fraction:g}"
+    said = (
+        f"the fold validation is empty: of {len(sources):,} sources validation_fraction "
+        f"{validation_fraction:g}"
+    )
     if len(sources) == 1:
         return (f"{said} takes none, and one source cannot be in both folds.",)
     wanted = math.ceil(len(sources) / 20)  # 5 % of the sources, one at least

@@ -91,6 +91,6 @@ def ties_split(values: Floats, weights: Floats, hashes: rng.Words, levels: int) 
 
 
 def fold_draws(rows: pl.DataFrame, seed: int) -> Floats:
-    """Return a number in [0, 1) for each clip [n], the same for all clips of a source; it decides the fold."""
+    """Return a number in [0, 1) for each clip [n], the same within a source; the number decides the fold."""
     source = rows["source_id"].fill_null(rows["clip_id"]) if "source_id" in rows.columns else rows["clip_id"]
     return rng.uniform(rng.id_hashes(source.to_arrow()), rng.key(seed, "fold"))

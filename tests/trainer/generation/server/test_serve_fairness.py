@@ -137,9 +137,7 @@ def test_a_request_gives_way_to_a_round_between_two_steps(run: Path) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["time limit", "round waits"])
-def test_a_single_step_is_ended_in_its_midst(
-    run: Path, waits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_step_is_ended_in_its_midst(run: Path, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "CHECK_SECONDS", 0.0)
     monkeypatch.setattr(weights, "MOST_WAIT_SECONDS", 0.0)
     model, taken = Model(ALONE), take(run / "step-00000001", raw=False, world=ALONE)
