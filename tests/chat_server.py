@@ -1,4 +1,4 @@
-"""A chat server of a test's own (OpenAI's chat API over real HTTP) that fails as servers and networks do."""
+"""Chat server of a test, over real HTTP, that fails as servers and networks do."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Append-only journal: a file of JSON lines that survives kills and takes several writers at once.
+"""Append-only journal of JSON lines that survives kills, with several writers.
 
 A writer holds a lock, appends the line in one write and flushes the file before the call returns: a line that
 has a number survives a kill and a loss of power. A line without its newline was never acknowledged; the next

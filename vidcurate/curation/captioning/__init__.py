@@ -1,4 +1,4 @@
-"""Captioning: captions that a vision-language model writes, through a server that speaks OpenAI's chat API.
+"""Captioning: captions that a vision-language model writes, through a chat server.
 
 `stage.run_caption` is the stage, `spec` its settings, `prompts` what the model is asked. `frames` reads the
 pictures, `client` asks, `answers` keeps RUN/captions.jsonl, `verdict` says which answers become captions,

@@ -1,8 +1,9 @@
-"""Answers of the model: RUN/captions.jsonl, a line for each, with model, prompt, hashes, tokens and seconds.
+"""Answers of the model: RUN/captions.jsonl, a line for each.
 
-The file is a journal (`storage.journal`): an answer is flushed before the next request of its clip, so a
-killed run asks again only for what was on its way. The line holds what the model said, as it came: which
-answers become captions is decided when the table is written (`verdict`).
+A line has model, prompt, hashes, tokens and seconds. The file is a journal (`storage.journal`): an answer is
+flushed before the next request of its clip, so a killed run asks again only for what was on its way. The line
+holds what the model said, as it came: which answers become captions is decided when the table is written
+(`verdict`).
 """
 
 from collections.abc import Iterable, Mapping

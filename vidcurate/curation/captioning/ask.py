@@ -1,4 +1,4 @@
-"""Questions to the server: which clips lack an answer, and their answers, many at once.
+"""Questions to the server: which clips lack an answer; many requests at once.
 
 Worker processes read the frames, threads wait for the server; each thread appends its answer to
 RUN/captions.jsonl before it asks the next question.

@@ -1,4 +1,4 @@
-"""Client of a server that speaks OpenAI's chat API (vLLM, SGLang, hosted ones), with retries and one pause.
+"""Client of a server that speaks OpenAI's chat API: vLLM, SGLang, hosted ones.
 
 A request that may succeed later (408, 409, 425, 429, 5xx, a lost connection, half an answer, JSON that is no
 answer) is sent again after a pause that doubles, or after the server's Retry-After, for which all threads
@@ -157,7 +157,8 @@ class Server:
             with self._opener.open(request, timeout=self._spec.timeout_seconds) as response:
                 data = self._read(response, began)
         except urllib.error.HTTPError as error:
-            return self._refused(error, began)
+            with error:
+                return self._refused(error, began)
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise _Passing(self._clean(f"{type(error).__name__}: {reason}")) from None
@@ -219,9 +220,8 @@ class Server:
             if not (text is None or isinstance(text, str)) or not isinstance(usage, dict):
                 raise TypeError("its content is no text")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            raise _Passing(
-                self._clean(f"no chat completion ({type(error).__name__}): {data[:80]!r}")
-            ) from None
+            said = self._hidden(data.decode("utf-8", "replace"))[:80]  # hidden first: a cut key is no match
+            raise _Passing(self._clean(f"no chat completion ({type(error).__name__}): {said!r}")) from None
         return Reply(
             text=self._hidden(text or ""),
             finish=finish if isinstance(finish, str) else "",

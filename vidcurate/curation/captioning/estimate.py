@@ -1,4 +1,4 @@
-"""Estimate of what the missing answers cost, from the tokens and seconds of a few."""
+"""Estimate of what missing answers cost, from the tokens and seconds of a few."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
-"""Frames of a clip for a vision-language model: the middles of equal parts of the clip, as JPEG.
+"""Frames of a clip for a vision-language model, as JPEG.
 
-Worker processes decode them, so that a file that crashes the decoder costs one clip, not the stage.
+They are the middles of equal parts of the clip. Worker processes decode them, so that a file that crashes
+the decoder costs one clip, not the stage.
 """
 
 import hashlib

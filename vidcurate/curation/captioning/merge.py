@@ -1,4 +1,4 @@
-"""Captions of the clips after the model's answers: named captions beside, or in the place of, known ones.
+"""Captions of the clips, with those of the model's answers.
 
 The result depends on the table before, on the answers and on two settings: not on the order in which the
 answers of one command came.

@@ -1,4 +1,4 @@
-"""Prompts for captions, as data: name of the caption → what the model is asked, and its longest answer.
+"""Prompts for captions, as data: name of the caption → question, longest answer.
 
 `long` asks for what text-to-video models are trained on (subject, action, setting, camera, light, in the
 order of the pictures), `short` for one sentence. Both ask for no opening of the kind that

@@ -1,4 +1,4 @@
-"""Stage `caption`: ask a vision-language model for captions, and add them to the run's table.
+"""Stage `caption`: ask a vision-language model and add its captions to the table.
 
 Every answer is kept in RUN/captions.jsonl as it comes. The table follows from the table before, from these
 answers and from the settings alone, so a stage that was killed resumes and ends with the same bytes.

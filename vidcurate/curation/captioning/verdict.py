@@ -1,4 +1,4 @@
-"""Verdicts on the model's answers: which text becomes a caption, and why another does not."""
+"""Verdicts on the model's answers: which text becomes a caption, which does not."""
 
 import re
 from collections.abc import Sequence
