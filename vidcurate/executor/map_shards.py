@@ -1,6 +1,6 @@
 """Map a function over shards in threads or processes; yield results as they end."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from typing import TypeVar
 
@@ -13,8 +13,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_threads(function: Callable[[T], R], tasks: Iterable[T], num_workers: int) -> Iterator[R]:
-    """Yield the result of each task. At most one task is queued; the rest stay in the iterable."""
+def in_threads(
+    function: Callable[[T], R],
+    tasks: Iterable[T],
+    num_workers: int,
+    stop: Callable[[], None] = lambda: None,
+) -> Generator[R]:
+    """Yield the result of each task. At most one task is queued; the rest stay in the iterable.
+
+    At the end, also after an error, `in_threads` calls `stop`, which should end waiting tasks soon, and joins
+    the threads.
+    """
     pool = ThreadPoolExecutor(num_workers)
     running: set[Future[R]] = set()
     try:
@@ -25,6 +34,7 @@ def in_threads(function: Callable[[T], R], tasks: Iterable[T], num_workers: int)
                 yield from (future.result() for future in done)
         yield from (future.result() for future in as_completed(running))
     finally:
+        stop()
         pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -5,7 +5,8 @@ RUN/captions.jsonl before it asks the next question.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -125,7 +126,7 @@ class _Asker:
 
 def _looked(
     tasks: Sequence[Task], spec: CaptionSpec, videos: Path | str, num_workers: int
-) -> Iterator[tuple[Task, dict[str, Any]]]:
+) -> Generator[tuple[Task, dict[str, Any]]]:
     """Yield each task with the frames of its clip, as decoders finish; none is read far ahead."""
     items = [
         {
@@ -165,16 +166,17 @@ def ask_all(
     asker = _Asker(run, spec, server, is_one_good=is_one_good)
     in_a_row = num_answered = 0
     first: StorageError | None = None
-    try:
-        for result in in_threads(asker.ask, _looked(tasks, spec, videos, num_workers), spec.concurrency):
+    with (
+        closing(_looked(tasks, spec, videos, num_workers)) as looked,
+        closing(in_threads(asker.ask, looked, spec.concurrency, server.stop)) as results,
+    ):
+        for result in results:
             in_a_row = in_a_row + 1 if result.no_answer is not None else 0
             if result.no_answer is not None and in_a_row >= max(_MOST_IN_A_ROW, spec.concurrency):
                 raise result.no_answer
             num_answered += len(result.answers)
             first = first or result.no_answer
             yield result
-        asker.finish()
-        if first is not None and not num_answered:
-            raise first
-    finally:
-        server.stop()
+    asker.finish()
+    if first is not None and not num_answered:
+        raise first

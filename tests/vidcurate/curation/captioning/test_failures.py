@@ -1,6 +1,8 @@
 """The stage `caption` when clips or the server fail, and its command line."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,25 @@ def test_the_table_does_not_depend_on_how_many_are_asked_at_once(home: Path) -> 
             run_caption(home / "run", spec, videos=home / "videos", num_workers=min(2, concurrency))
             tables.append((home / "run" / "caption.parquet").read_bytes())
     assert tables[0] == tables[1]
+
+
+def test_an_error_ends_the_pauses_of_the_other_requests(home: Path) -> None:
+    with chatting() as server:
+        server.faults.append((429, {"Retry-After": "500"}))
+
+        def on_question(number: int) -> None:
+            if number == 1:  # the second request is on its way: the pause is for the others
+                came.wait(30)
+            else:
+                came.set()
+
+        came = threading.Event()
+        server.on_question = on_question
+        server.always = 401
+        began = time.monotonic()
+        with pytest.raises(InputError, match="HTTP 401"):
+            run_caption(home / "run", spec_for(server, concurrency=2), videos=home / "videos")
+        assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(

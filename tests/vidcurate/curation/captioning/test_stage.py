@@ -14,6 +14,7 @@ import pytest
 
 from tests.chat_server import ChatServer, chatting, completion, plain
 from tests.vidcurate.curation.captioning.conftest import ASKED, BROKEN, MISSING, NO_CAPTION
+from vidcurate.cli import main as cli_main
 from vidcurate.curation.caption_scores.stage import ScoreSpec, run_score
 from vidcurate.curation.captioning.answers import ANSWERS, read_answers
 from vidcurate.curation.captioning.spec import CaptionSpec, PromptSpec
@@ -24,10 +25,20 @@ from vidcurate.curation.filter.spec import FilterSpec
 from vidcurate.curation.filter.stage import run_filter
 from vidcurate.curation.frame_scores.sample import read_sample
 from vidcurate.errors import InputError, StorageError, TableError
+from vidcurate.shards.index import read_index
+from vidcurate.shards.read_clip import read_clip_facts
 
 PROMPTS = {
     name: PromptSpec(text=f"{name} paragraph" if name == "long" else name) for name in ("long", "short")
 }
+
+
+def call(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as left:
+        cli_main.main([str(argument) for argument in arguments])
+    code = left.value.code
+    assert code is None or isinstance(code, int)
+    return code or 0
 
 
 def spec_for(server: ChatServer, **fields: Any) -> CaptionSpec:
@@ -81,6 +92,14 @@ def test_later_stages_read_the_captions(home: Path) -> None:
     scored = table.scan(home / "run", "score").collect()
     assert set(scored.filter(pl.col("clip_id").is_in(ASKED))["noun_count"]) == {3}
     assert run_filter(home / "run", FilterSpec()).rows_kept == len(ASKED)
+    assert call("split-by-difficulty", home / "run", "--levels", "1") == 0
+    assert call("build-shards", home / "run", "--videos", home / "videos", "--workers", "1") == 0
+    clips = read_index(home / "run" / "shards")
+    for row in range(len(clips)):
+        facts = read_clip_facts(clips, row)
+        assert next(iter(captions_of(facts))) == "long"
+        assert {"caption_status", "caption_problem"}.isdisjoint(facts)
+        assert facts["caption_models"] == "long: tiny; short: tiny"
 
 
 def test_the_model_sees_the_middles_of_equal_parts_at_the_stated_size(home: Path) -> None:
