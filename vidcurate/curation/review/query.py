@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from vidcurate.curation.review.clip_rows import ClipRows, Places
-from vidcurate.curation.review.similar_clips import look_distances
+from vidcurate.curation.review.similar_clips import distances
 from vidcurate.recipe.recipe import Recipe
 
 Mask = NDArray[np.bool_]
@@ -170,7 +170,7 @@ def ordered(
     """
     notes: dict[str, Any] = {}
     if query.near is not None:
-        scored = look_distances(rows, query.near)
+        scored = distances(rows, query.near)
         notes["near"] = rows.column("clip_id")[query.near]
     if scored is not None:
         chosen = np.flatnonzero(mask & ~np.isnan(scored))

@@ -1,16 +1,45 @@
-"""Similar clips: distances by perceptual hash from one clip to all."""
+"""Similar clips: distances from one clip to all, by embedding, else by perceptual hash."""
+
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from vidcurate.curation.dedup import semantic
 from vidcurate.curation.dedup.perceptual import frame_distances, says_something
+from vidcurate.curation.dedup.search import EMBEDDINGS
 from vidcurate.curation.dedup.spec import PerceptualSpec
 from vidcurate.curation.review.clip_rows import ClipRows
 from vidcurate.errors import ColumnError, InputError
 
 _FRAMES = 5
 _MIN_SET_BITS = PerceptualSpec.min_set_bits  # a flat frame has fewer, and is not compared
+
+
+def distances(rows: ClipRows, place: int) -> NDArray[np.float64]:
+    """Return the distance of every clip to the one at `place` (N,); NaN: not comparable.
+
+    One minus the cosine where `score-models` has written an embedding of the clip, else `look_distances`.
+    Raises ColumnError and InputError as `look_distances` does, InputError for a damaged file of embeddings.
+    """
+    if not 0 <= place < len(rows):
+        raise InputError(f"{rows.run}: no row {place}; the table has {len(rows)}.")
+    path = rows.run / EMBEDDINGS
+    if path.exists():
+        at, vectors = _embeddings(rows, path.stat().st_mtime_ns)
+        (own,) = np.nonzero(at == place)
+        if len(own):
+            found = np.full(len(rows), np.nan)
+            found[at] = 1.0 - vectors @ vectors[own[0]]
+            found[place] = 0.0
+            return found
+    return look_distances(rows, place)
+
+
+@lru_cache(maxsize=1)
+def _embeddings(rows: ClipRows, written_ns: int) -> tuple[semantic.Rows, semantic.Vectors]:
+    return semantic.read_embeddings(rows.run / EMBEDDINGS, rows.column("clip_id"))
 
 
 def look_distances(rows: ClipRows, place: int) -> NDArray[np.float64]:
@@ -47,4 +76,5 @@ def look_distances(rows: ClipRows, place: int) -> NDArray[np.float64]:
 
 def has_hashes(rows: ClipRows) -> bool:
     """Return whether clips of this run can be compared by look."""
-    return rows.schema.get("perceptual_hashes") == pl.List(pl.UInt64)
+    is_hashed = rows.schema.get("perceptual_hashes") == pl.List(pl.UInt64)
+    return is_hashed or (rows.run / EMBEDDINGS).exists()
