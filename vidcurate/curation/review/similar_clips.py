@@ -38,7 +38,7 @@ def distances(rows: ClipRows, place: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=1)
-def _embeddings(rows: ClipRows, written_ns: int) -> tuple[semantic.Rows, semantic.Vectors]:
+def _embeddings(rows: ClipRows, written_ns: int) -> tuple[NDArray[np.int64], semantic.Vectors]:
     return semantic.read_embeddings(rows.run / EMBEDDINGS, rows.column("clip_id"))
 
 
