@@ -21,6 +21,7 @@ from trainer.run_folder.layout import log_path
 from vidcurate.errors import InputError, StorageError
 
 PORTS = range(20_000, 30_000)  # below the ephemeral ports
+COPY_SECONDS = 0.1  # between two copies of the log to the console
 
 
 def whole_number(given: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -161,7 +162,7 @@ def rank_log(run: Path, rank: int, world_size: int) -> Iterator[None]:
 def _copy(log: int, begin: int, console: int, done: threading.Event) -> None:
     """Copy what is appended to the log to the console until `done`, then the rest."""
     while True:
-        is_last = done.wait(0.1)
+        is_last = done.wait(COPY_SECONDS)
         while data := os.pread(log, 1 << 16, begin):
             begin += len(data)
             try:
