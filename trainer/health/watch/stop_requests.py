@@ -3,9 +3,9 @@
 The first SIGTERM, SIGUSR1 or Ctrl-C lets the step end, saves and stops. A second Ctrl-C ends the process at
 once, by a thread: the main thread may wait in a collective, where no Python signal handler runs.
 
-torchrun gives each rank a session of its own. It passes the first Ctrl-C on as SIGINT and the second as SIGTERM
-(the shutdown that follows its own exception), and leaves its ranks behind when it is killed: the kernel then
-sends them SIGINT.
+torchrun gives each rank a session of its own. It passes the first Ctrl-C on as SIGINT and the second as
+SIGTERM (the shutdown that follows its own exception), and leaves its ranks behind when it is killed: the
+kernel then sends them SIGINT.
 """
 
 import ctypes
