@@ -37,7 +37,7 @@ SECTIONS = {
     "Training, each a command of `python -m trainer`": (
         "train", "launch", "serve", "sample", "gallery", "train-report", "train-inspect", "train-clips",
         "plan",
-        "precompute", "convert", "experiment", "cluster", "gpus",
+        "precompute", "convert", "experiment", "track", "cluster", "gpus",
     ),
     "This installation": ("recipes", "version"),
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """Commands on the installation: recipes that come with the package, and versions."""
 
+import ast
 import platform
 import re
 from importlib import metadata
@@ -27,7 +28,9 @@ DECODERS = {
 
 
 def _about(path: Path) -> str:
-    """Return the first sentence of a recipe's comment."""
+    """Return the first sentence of a recipe's comment, or the first line of a module's docstring."""
+    if path.suffix == ".py":
+        return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if "$schema=" not in line]
     start = next(number for number, line in enumerate(lines) if line.startswith("# "))
     comment = takewhile(lambda line: re.match(r"# \S", line), lines[start:])

@@ -35,6 +35,7 @@ COMMANDS = {
     "precompute": ("precompute", "Encode clips and captions once, before the training."),
     "convert": ("convert", "Convert weights from PixArt and Open-Sora, and export those of a run."),
     "experiment": ("experiment", "Train several arms with several seeds and compare them."),
+    "track": ("track", "Measure the seconds to a target loss on generated clips."),
     "cluster": ("cluster", "Print status and health of all nodes; dump stacks, stop a run."),
     "gpus": ("gpus", "Print the GPUs of this host and their errors."),
 }
