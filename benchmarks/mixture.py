@@ -231,7 +231,7 @@ def main() -> None:
         "stages.0.checkpoint_in_background=true",
         "stages.0.keep_last=1",
         "parallel.recompute_blocks=fit",
-        f"blocks={'fast' if gpu else 'readable'}",
+        f"blocks={'fast' if gpu else 'eager'}",
         "sample=null",
         *given.settings,
     ]

@@ -1,4 +1,7 @@
-"""Similar clips: distances from one clip to all, by embedding, else by perceptual hash."""
+"""Similar clips: distances from a clip to all, by embedding or perceptual hash.
+
+Embeddings come first, hashes where there are none.
+"""
 
 from functools import lru_cache
 
