@@ -164,6 +164,14 @@ def test_values_and_captions_arrive_as_they_were(
             (batch,) = loader.step(0)
         assert batch.captions == tuple(said[clip_id][name] for clip_id in batch.clip_ids)
 
+    for out in (".parquet", ".jsonl"):
+        table.export(table.scan(run, "filter"), folder / f"back{out}")
+        run_ingest(folder / f"again{out}", IngestSpec(metadata=folder / f"back{out}", videos=videos))
+        for row in table.scan(folder / f"again{out}", "ingest").collect().to_dicts():
+            wanted = {name: typed(by_id[row["clip_id"]][key]) for key, name in names.items()}
+            assert {name: typed(row[name]) for name in wanted} == wanted
+            assert captions_of(row) == said.get(row["clip_id"], captions_of(row)), (out, row)
+
 
 @pytest.mark.parametrize("suffix", sorted(WRITERS))
 def test_a_run_that_is_exported_and_read_again_has_the_same_columns_and_captions(

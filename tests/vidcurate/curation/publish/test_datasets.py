@@ -10,9 +10,17 @@ from typer.testing import CliRunner
 
 from tests.shard_runs import build, write_table
 from vidcurate.cli.main import app
+from vidcurate.curation.demo_data.write import write_demo_data
+from vidcurate.curation.filter.spec import FilterSpec
+from vidcurate.curation.filter.stage import run_filter
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.curation.ingest.stage import run_ingest
+from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 from vidcurate.curation.publish.readme import run_readme
 from vidcurate.curation.report.card import CardSpec
+from vidcurate.recipe.recipe import parse
 from vidcurate.shards import index
+from vidcurate.shards.build import run_build_shards
 from vidcurate.shards.layout import ShardSpec
 from vidcurate.shards.read_clip import read_clip_bytes, read_clip_facts
 
@@ -68,6 +76,50 @@ def test_datasets_reads_every_sample_with_equal_values(
         assert sample["txt"] == opened.word("caption", row)
         seen.add(sample["json"]["clip_id"])
     assert len(seen) == count
+
+
+def read_all(shards: Path, cache: Path, *, streaming: bool) -> list[str]:
+    import datasets
+
+    splits = datasets.load_dataset(str(shards), streaming=streaming, cache_dir=str(cache))
+    return sorted(
+        sample["json"]["clip_id"]
+        for part in splits.values()
+        for sample in part.cast_column("mp4", datasets.Video(decode=False))
+    )
+
+
+@pytest.mark.parametrize("source", ["demo", "real"])
+def test_the_demos_shards_and_those_of_the_real_clips_load(
+    tmp_path: Path, source: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have clips that MP4 does not carry (VP8, FFV1 …), so the set is transcoded."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if source == "demo":
+        write_demo_data(tmp_path / "data", clips=16)
+        videos = tmp_path / "data" / "videos"
+        metadata = tmp_path / "data" / "captions.csv"
+    else:
+        videos = tmp_path / "clips"
+        videos.mkdir()
+        for path in sorted((request.getfixturevalue("shared") / "data" / "clips").iterdir()):
+            if path.stat().st_size < 250_000:
+                (videos / path.name).write_bytes(path.read_bytes())
+                (videos / f"{path.stem}.txt").write_text(f"the clip {path.stem}")
+        metadata = videos
+    run, shards = tmp_path / "run", tmp_path / "shards"
+    run_ingest(run, IngestSpec(metadata=metadata, videos=videos))
+    run_probe(run, ProbeSpec(videos=videos, level="full"))
+    run_filter(run, FilterSpec())
+    spec = parse("{mode: proxy, transcode: {short_side_px: 64}}", ShardSpec)
+    written = run_build_shards(run, spec, videos=videos, out=shards).rows_written
+    run_readme(run, shards, CardSpec())
+
+    whole = read_all(shards, tmp_path / "cache", streaming=False)
+
+    assert len(whole) == written > 5
+    assert whole == read_all(shards, tmp_path / "cache", streaming=True)
+    assert whole == sorted(index.read_index(shards).words("clip_id").to_pylist())
 
 
 def test_the_first_samples_alone_would_not_have_been_enough(published: Path) -> None:
