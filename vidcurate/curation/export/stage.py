@@ -287,7 +287,7 @@ def _write_manifests(folder: Path, out: Path, record: dict[str, Any], trainers: 
                 atomic_file.put(path, content)
                 if name.endswith(".sh"):
                     path.chmod(0o755)
-        atomic_file.put(folder / RECORD, json.dumps(record | {"trainers": trainers}, indent=1) + "\n")
+        atomic_file.put(folder / RECORD, json.dumps(record | {"trainers": sorted(trainers)}, indent=1) + "\n")
 
 
 def _symlink(path: Path, target: str) -> None:
