@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 from tests.browser import Browser
 from tests.vidcurate.curation.review.conftest import TOKEN, Server
@@ -12,11 +13,10 @@ def visit(browser: Browser, server: Server, query: dict[str, Any] | None = None)
     browser.call("Page.navigate", url="about:blank")  # the page of another test asks a server that has ended
     browser.complaints.clear()
     browser.asked.clear()
-    browser.call("Page.navigate", url=f"{server.origin}/?token={TOKEN}")
-    browser.until("document.readyState === 'complete' && document.querySelectorAll('.card').length > 0")
-    if query is not None:
-        fragment = json.dumps(json.dumps(query))
-        browser.value(f"location.hash = encodeURIComponent({fragment})")
+    # The query is part of the address: a query set on an open page would replace its cards at some later time.
+    fragment = "" if query is None else "#" + quote(json.dumps(query), safe="")
+    browser.call("Page.navigate", url=f"{server.origin}/?token={TOKEN}{fragment}")
+    browser.until("document.readyState === 'complete'")
     browser.until("document.querySelector('.card[aria-label]') !== null")
     browser.until("document.querySelector('#decided option[value=keep]').textContent.includes('(')")
     browser.value("document.getElementById('grid').focus()")
