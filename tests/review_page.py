@@ -13,7 +13,7 @@ def visit(browser: Browser, server: Server, query: dict[str, Any] | None = None)
     browser.call("Page.navigate", url="about:blank")  # the page of another test asks a server that has ended
     browser.complaints.clear()
     browser.asked.clear()
-    # The query is part of the address: a query set on an open page would replace its cards at some later time.
+    # The query is part of the address: one set on an open page would replace its cards at some later time.
     fragment = "" if query is None else "#" + quote(json.dumps(query), safe="")
     browser.call("Page.navigate", url=f"{server.origin}/?token={TOKEN}{fragment}")
     browser.until("document.readyState === 'complete'")
