@@ -15,6 +15,7 @@ from vidcurate.recipe.recipe import Recipe
 Mask = NDArray[np.bool_]
 _WORD = re.compile(r'(-?)(?:"([^"]+)"|(\S+))')
 MOST_WORDS = 16
+_SAMPLED_TEXTS = 2048  # in these a search counts which of its words is the rarest
 
 
 class Range(Recipe):
@@ -67,21 +68,25 @@ class Query(Recipe):
     """smallest, largest, second smallest …: outliers of both ends first"""
 
 
+def _has(column: pl.Series, wanted: str) -> Mask:
+    """Return which texts contain `wanted` in any case (N,); null contains nothing."""
+    found = column.str.contains(f"(?i){pl.escape_regex(wanted)}")
+    return found.fill_null(value=False).to_numpy()
+
+
 def search(column: pl.Series, text: str) -> Mask:
     """Return which texts have every word of `text`, in any case; -word: which do not.
 
     "Several words" in quotes are one phrase. Null has no word.
     """
     words = [(minus, phrase or word) for minus, phrase, word in _WORD.findall(text)[:MOST_WORDS]]
-    # Long words are rare: they go first, and the others are looked for only where those are.
+    if len(words) > 1:  # What fewest texts pass goes first; the others are looked for only in those.
+        some = column.gather_every(len(column) // _SAMPLED_TEXTS + 1)
+        passing = {one: int((_has(some, one[1]) ^ bool(one[0])).sum()) for one in set(words)}
+        words.sort(key=lambda one: (passing[one], -len(one[1])))
     at: NDArray[np.int64] | None = None
-    for minus, wanted in sorted(words, key=lambda one: (bool(one[0]), -len(one[1]))):
-        part = column if at is None else column.gather(at)
-        if wanted.isascii():
-            found = part.str.contains_any([wanted], ascii_case_insensitive=True)
-        else:
-            found = part.str.contains(f"(?i){re.escape(wanted)}")
-        has = found.fill_null(value=False).to_numpy()
+    for minus, wanted in words:
+        has = _has(column if at is None else column.gather(at), wanted)
         passes = np.flatnonzero(~has if minus else has)
         at = passes if at is None else at[passes]
     mask = np.full(len(column), at is None)

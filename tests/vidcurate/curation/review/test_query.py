@@ -1,6 +1,7 @@
 """What the grid shows: filters, orders, samples, each against the same in plain Python."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,21 @@ def test_words_are_found_in_any_case_and_script_and_are_no_pattern() -> None:
     assert search(captions, " ").tolist() == [True] * 6
     assert search(captions, '"').tolist() == [False] * 6
     assert Query().sort is None
+
+
+def test_a_search_finds_what_plain_python_finds_whichever_word_is_rare() -> None:
+    signs = ["dog", "cat", "A<b>", "\\d+", "[x", "tab\there", "two\nlines", "😀", "ß", "é", "~#&-", "İ"]
+    rng = np.random.default_rng(0)
+    captions = pl.Series([" ".join(rng.choice(signs, 4)) for _ in range(5000)] + [None, "the rarest word"])
+    searches = ["dog cat", "-dog cat", "the dog", "rarest word", "\\d+ [x", "a<B> ~#&-", "😀 É ß"]
+    searches += ['"dog cat" -ß', '"tab\there"', '"two\nlines" dog', "-rarest -dog", "x" * 1000]
+    for text in searches:
+        words = [(minus, (a or b).lower()) for minus, a, b in re.findall(r'(-?)(?:"([^"]+)"|(\S+))', text)]
+        wanted = [
+            all((word in (one or "").lower()) != bool(minus) for minus, word in words) for one in captions
+        ]
+        assert search(captions, text).tolist() == wanted, text
+    assert search(pl.Series([], dtype=pl.String), "two words").tolist() == []
 
 
 def test_a_row_has_every_cell_of_every_stage(server: Server, clips: list[dict[str, Any]]) -> None:
