@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.fault_corpus import clips
+from tests.fault_corpus import clips, header_damage
 from tests.fault_corpus.clips import CONTAINERS, Form
 from vidcurate.curation.demo_data import damage
 
@@ -47,14 +47,18 @@ def _bytes_cases(container: str, data: bytes, seed: int) -> Iterator[tuple[str, 
         yield "flipped", f"{count} bytes", damage.flip_bytes(data, seed=seed + count, count=count)
     for size in _BLOCK_BYTES:
         yield "zeroed", f"{size} bytes", damage.zero_block(data, size_bytes=size)
-        broken = damage.overwrite_block(data, seed=seed + size, size_bytes=size)
+        broken = header_damage.overwrite_block(data, seed=seed + size, size_bytes=size)
         yield "overwritten", f"{size} bytes", broken
     if container == "ts":
         for count in _DROPPED:
             first = len(data) // 188 // 2
-            yield "dropped", f"{count} packets", damage.drop_transport_packets(data, first=first, count=count)
+            yield (
+                "dropped",
+                f"{count} packets",
+                header_damage.drop_transport_packets(data, first=first, count=count),
+            )
     for factor in _FACTORS:
-        scaled = damage.scale_promises(data, factor)
+        scaled = header_damage.scale_promises(data, factor)
         if scaled != data:
             yield "wrong_counts", f"x {factor:g}", scaled
     for size in _TAILS:

@@ -27,24 +27,9 @@ from vidcurate.loader.remote_clips import FetchingPool, decode_from, pool_for
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.sampler import order
 from vidcurate.sampler.bucket_shapes import Bucket
-from vidcurate.sampler.build_plan import PlannedClip, clips_of_step, plan_from, steps_of_clip
-from vidcurate.sampler.order_state import LoaderState, check_state, state_of
+from vidcurate.sampler.order_state import LoaderState, state_of
 from vidcurate.sampler.plan import MicroBatchPlan, Plan
 from vidcurate.shards.index import Index
-
-__all__ = [
-    "IMAGE_FPS",
-    "Loader",
-    "LoaderSpec",
-    "LoaderState",
-    "MicroBatch",
-    "PlannedClip",
-    "check_state",
-    "clips_of_step",
-    "plan_from",
-    "state_of",
-    "steps_of_clip",
-]
 
 IMAGE_FPS = 120.0  # frame rate that Open-Sora passes to the model for an image
 _BEGUN_AT_ONCE = 2  # steps to start prefetching per step read

@@ -29,20 +29,11 @@ from vidcurate.media import transcode
 from vidcurate.shards import index, index_file
 from vidcurate.shards.folder import finished_by, open_set
 from vidcurate.shards.kept_clips import integrity_levels
-from vidcurate.shards.layout import (
-    LAYOUT,
-    WHOLE,
-    PlannedShard,
-    ShardPlan,
-    ShardSpec,
-    make_plan,
-)
-from vidcurate.shards.manifest import MANIFEST_NAME, only_writer, read_manifest
+from vidcurate.shards.layout import LAYOUT, WHOLE, PlannedShard, ShardPlan, ShardSpec, make_plan
+from vidcurate.shards.manifest import MANIFEST_NAME, only_writer
 from vidcurate.shards.write_shard import BUILD, PLACES, Record, ShardTask, unpacked, write_json, write_shard
 
 _LARGE_CLIP_BYTES = 1 << 20
-
-__all__ = ["ShardSpec", "ShardSummary", "read_manifest", "run_build_shards"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,11 +23,9 @@ from vidcurate.executor.map_shards import in_processes
 from vidcurate.shards import index, index_file
 from vidcurate.shards.manifest import MANIFEST_NAME, read_manifest
 from vidcurate.shards.reader_indexes import export as reader_indexes_export
-from vidcurate.shards.verify_shard import COPY, LEVELS, ROW, Level, Problem, ShardResult, Task, check_shard
+from vidcurate.shards.verify_shard import COPY, ROW, Level, Problem, ShardResult, Task, check_shard
 from vidcurate.shards.write_shard import BUILD
 from vidcurate.storage import object_store
-
-__all__ = ["LEVELS", "Level", "Problem", "Verdict", "verify"]
 
 _REQUESTS_AT_ONCE = 16
 

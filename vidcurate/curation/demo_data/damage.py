@@ -12,11 +12,10 @@ import numpy as np
 # Size of the header that a reader needs to open an EBML, RIFF or FLV file.
 _HEAD_SHARE = 0.2
 _CHUNK_OFFSETS = {b"stco": ">I", b"co64": ">Q"}
-_TRANSPORT_BYTES = 188
-_NESTED = {b"moov", b"trak", b"mdia", b"minf", b"stbl"}
+NESTED = {b"moov", b"trak", b"mdia", b"minf", b"stbl"}
 
 
-def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int, int]]:
+def boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int, int]]:
     """Yield (type, start, payload start, end) of the ISO boxes between two offsets."""
     while start + 8 <= end:
         size, kind = struct.unpack_from(">I4s", data, start)
@@ -31,20 +30,20 @@ def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int,
         start = stop
 
 
-def _is_iso(data: bytes) -> bool:
+def is_iso(data: bytes) -> bool:
     return data[4:8] == b"ftyp"
 
 
 def payload_range(data: bytes) -> tuple[int, int]:
     """Return start and end (exclusive) of the coded frames; damage inside leaves the header intact."""
-    if _is_iso(data):
-        for kind, _, payload, stop in _boxes(data, 0, len(data)):
+    if is_iso(data):
+        for kind, _, payload, stop in boxes(data, 0, len(data)):
             if kind == b"mdat":
                 return payload, stop
     return int(_HEAD_SHARE * len(data)), len(data)
 
 
-def _place(data: bytes, within: tuple[float, float]) -> tuple[int, int]:
+def place(data: bytes, within: tuple[float, float]) -> tuple[int, int]:
     first, stop = payload_range(data)
     size = stop - first
     return first + int(within[0] * size), first + int(within[1] * size)
@@ -57,7 +56,7 @@ def truncate(data: bytes, fraction: float) -> bytes:
 
 def flip_bytes(data: bytes, *, seed: int, count: int, within: tuple[float, float] = (0.1, 0.9)) -> bytes:
     """Change `count` bytes of the payload, each to another value."""
-    low, high = _place(data, within)
+    low, high = place(data, within)
     rng = np.random.default_rng(seed)
     changed = np.frombuffer(data, dtype=np.uint8).copy()
     places = low + rng.permutation(max(0, high - low))[:count]
@@ -67,61 +66,9 @@ def flip_bytes(data: bytes, *, seed: int, count: int, within: tuple[float, float
 
 def zero_block(data: bytes, *, size_bytes: int, within: tuple[float, float] = (0.4, 1.0)) -> bytes:
     """Zero a block of the payload from `within[0]` on, like a lost disk block."""
-    low, high = _place(data, within)
+    low, high = place(data, within)
     end = min(low + size_bytes, high)
     return data[:low] + bytes(max(0, end - low)) + data[max(low, end) :]
-
-
-def overwrite_block(
-    data: bytes, *, seed: int, size_bytes: int, within: tuple[float, float] = (0.4, 1.0)
-) -> bytes:
-    """Replace a block of the payload by random bytes, like a mixed-up download."""
-    low, high = _place(data, within)
-    end = max(low, min(low + size_bytes, high))
-    return data[:low] + np.random.default_rng(seed).bytes(end - low) + data[end:]
-
-
-def _iso_durations(data: bytes, start: int, end: int) -> Iterator[tuple[int, str]]:
-    """Yield (offset, format) of the durations in the headers of an ISO file's movie, tracks and media."""
-    for kind, _, payload, stop in _boxes(data, start, end):
-        if kind in _NESTED or kind == b"mvex":
-            yield from _iso_durations(data, payload, stop)
-        elif kind in (b"mvhd", b"mdhd"):
-            yield (payload + 16, ">I") if data[payload] == 0 else (payload + 24, ">Q")
-        elif kind == b"tkhd":
-            yield (payload + 20, ">I") if data[payload] == 0 else (payload + 28, ">Q")
-
-
-def _promises(data: bytes) -> Iterator[tuple[int, str]]:
-    """Yield (offset, format) of the durations and frame counts in a header."""
-    if _is_iso(data):
-        yield from _iso_durations(data, 0, len(data))
-    elif data[:4] == b"RIFF":
-        yield data.index(b"avih") + 8 + 16, "<I"  # dwTotalFrames
-        yield data.index(b"vids") - 8 + 8 + 32, "<I"  # dwLength of the stream's header
-    elif data[:4] == b"\x1aE\xdf\xa3":
-        at = data.find(b"\x44\x89\x88")  # Duration, eight bytes
-        if at >= 0:
-            yield at + 3, ">d"
-
-
-def scale_promises(data: bytes, factor: float) -> bytes:
-    """Multiply the durations or frame counts in the header; the rest stays.
-
-    Returns the same bytes when the header has none (MPEG-TS, live WebM). Sources: ISO/IEC 14496-12 (mvhd,
-    tkhd, mdhd), the AVI RIFF reference (avih, strh), RFC 9559 (Duration).
-    """
-    changed = bytearray(data)
-    for at, form in _promises(data):
-        (value,) = struct.unpack_from(form, data, at)
-        scaled = value * factor
-        struct.pack_into(form, changed, at, scaled if form == ">d" else int(scaled))
-    return bytes(changed)
-
-
-def drop_transport_packets(data: bytes, *, first: int, count: int) -> bytes:
-    """Drop `count` 188-byte packets of a transport stream from number `first` on."""
-    return data[: first * _TRANSPORT_BYTES] + data[(first + count) * _TRANSPORT_BYTES :]
 
 
 def garbage_tail(data: bytes, *, seed: int, size_bytes: int) -> bytes:
@@ -131,22 +78,22 @@ def garbage_tail(data: bytes, *, seed: int, size_bytes: int) -> bytes:
 
 def is_faststart(data: bytes) -> bool:
     """Return whether an ISO file has its index (`moov`) before its frames (`mdat`)."""
-    kinds = [kind for kind, *_ in _boxes(data, 0, len(data))]
+    kinds = [kind for kind, *_ in boxes(data, 0, len(data))]
     return b"moov" in kinds and (b"mdat" not in kinds or kinds.index(b"moov") < kinds.index(b"mdat"))
 
 
 def _shifted(box: bytes, start: int, end: int, by: int, out: bytearray) -> None:
     """Add `by` to every chunk offset below the boxes between `start` and `end`, in `out`."""
-    for kind, _, payload, stop in _boxes(box, start, end):
-        if kind in _NESTED:
+    for kind, _, payload, stop in boxes(box, start, end):
+        if kind in NESTED:
             _shifted(box, payload, stop, by, out)
         elif kind in _CHUNK_OFFSETS:
             form = _CHUNK_OFFSETS[kind]
             width = struct.calcsize(form)
             (count,) = struct.unpack_from(">I", box, payload + 4)
             for number in range(count):
-                place = payload + 8 + number * width
-                struct.pack_into(form, out, place, struct.unpack_from(form, box, place)[0] + by)
+                at = payload + 8 + number * width
+                struct.pack_into(form, out, at, struct.unpack_from(form, box, at)[0] + by)
 
 
 def faststart(data: bytes) -> bytes:
@@ -157,10 +104,10 @@ def faststart(data: bytes) -> bytes:
     """
     if is_faststart(data):
         return data
-    boxes = {kind: (start, stop) for kind, start, _, stop in _boxes(data, 0, len(data))}
-    if b"moov" not in boxes or b"mdat" not in boxes:
+    spans = {kind: (start, stop) for kind, start, _, stop in boxes(data, 0, len(data))}
+    if b"moov" not in spans or b"mdat" not in spans:
         raise ValueError("no moov behind an mdat: not an ISO file whose index can be moved")
-    (at, stop), (pictures, _) = boxes[b"moov"], boxes[b"mdat"]
+    (at, stop), (pictures, _) = spans[b"moov"], spans[b"mdat"]
     movie = data[at:stop]
     moved = bytearray(movie)
     _shifted(movie, 0, len(movie), len(movie), moved)

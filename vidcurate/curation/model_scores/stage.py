@@ -38,8 +38,6 @@ from vidcurate.storage import atomic_file, download
 if TYPE_CHECKING:
     from vidcurate.curation.model_scores.scorers import Models
 
-__all__ = ["ModelsSpec", "ModelsSummary", "run_models"]
-
 EMBEDDINGS = "embeddings.parquet"
 _CLIPS_A_CHUNK = 32
 _CLIP_SIDE = 224  # smallest decoded size: input of the usual CLIP

@@ -45,17 +45,6 @@ REJECTING: tuple[str, ...] = (
     "duration_mismatch",
     "decoder_complaints",
 )
-# Statuses of files without facts. The last three may be transient.
-FAILURES: dict[str, str] = {
-    "missing": "no such file",
-    "empty": "zero bytes",
-    "unreadable": "no file that FFmpeg opens",
-    "no_video_stream": "opens, but holds no video",
-    "timeout": "reading took longer than the time limit",
-    "crashed": "reading it ended the process twice",
-    "io_error": "the disk or the network refused, also when asked again",
-}
-
 # Statuses that a missing codec, a library or a lost mount can give to every file.
 _OF_THE_INSTALLATION = (
     "missing", "unreadable", "no_video_stream", "timeout", "crashed", "io_error", "damaged_frames",
