@@ -17,6 +17,9 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
 
     # The imports below take time; trainer.cli.commands takes over afterwards.
     signal.signal(signal.SIGINT, _end_at_once)
+if __name__ == "__main__":
+    # `vidcurate train` and its like block Ctrl-C while Python starts.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 import argparse
 import difflib

@@ -53,10 +53,12 @@ class Pipeline(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; Ctrl-C is one line and exit code 130."""
         try:
-            return super().invoke(ctx)
+            interrupt.raise_from_here()
+            result = super().invoke(ctx)
+            interrupt.raise_deferred()
+            return result
         except KeyboardInterrupt:
-            print(interrupt.INTERRUPTED, file=sys.stderr)
-            sys.exit(interrupt.EXIT_CODE)
+            interrupt.end()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the sections."""

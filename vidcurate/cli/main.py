@@ -6,14 +6,14 @@ that nobody foresaw; --traceback prints the rest. Settings come from a recipe or
 parser: for a typo, the error names the nearest setting. Ctrl-C is one line and exit code 130.
 """
 
+from vidcurate.cli import interrupt as interrupt  # first: from here on Ctrl-C is one line
+
+# isort: split
 import os
 import sys
 import traceback
 from pathlib import Path
 
-from vidcurate.cli import interrupt  # first: its import makes Ctrl-C one line during the imports below
-
-# isort: split
 from vidcurate.cli import analyse as analyse  # importing a file of commands adds them to the app
 from vidcurate.cli import captioning as captioning
 from vidcurate.cli import curate as curate
@@ -30,7 +30,6 @@ from vidcurate.errors import StorageError, VidcurateError
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
-    interrupt.end_with_imports()
     try:
         app(args=given, prog_name="vidcurate")
     except (VidcurateError, OSError) as error:

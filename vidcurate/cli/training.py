@@ -7,6 +7,7 @@ earlier on the module search path, is not imported.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
@@ -71,6 +72,7 @@ def start(words: Sequence[str]) -> NoReturn:
         raise MissingError(f"{ROOT}: has no package trainer. Run `pip install --force-reinstall vidcurate`.")
     search_path = sys.path if sys.flags.safe_path else sys.path[1:]
     sys.stdout.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # trainer.__main__ unblocks
     os.execve(
         sys.executable,
         [sys.executable, "-m", "trainer", *words],

@@ -6,17 +6,42 @@ importing the caller's main module.
 """
 
 import selectors
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 START_SECONDS = 120.0
 _POLL_SECONDS = 1.0  # longest wait while a child has a deadline
+# Terminals and schedulers send these to the whole process group; the parent handles them for its children.
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def ignoring(numbers: Iterable[int]) -> str:
+    """Return the first line of a `python -c` child started under `group_signals_blocked`."""
+    return (
+        f"import signal as s; [s.signal(number, s.SIG_IGN) for number in {tuple(map(int, numbers))}]; "
+        f"s.pthread_sigmask(s.SIG_UNBLOCK, {tuple(map(int, GROUP_SIGNALS))}); "
+    )
+
+
+@contextmanager
+def group_signals_blocked() -> Iterator[None]:
+    """Block GROUP_SIGNALS in this thread; a child that starts inside inherits the block.
+
+    Otherwise a Ctrl-C while Python starts in the child, before its first line, prints a traceback. The
+    parent's own signals arrive at the end of the block.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -46,9 +71,12 @@ def start_child(
     pass_fds: Iterable[int] = (),
     env: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Start Python with `arguments(descriptor of its socket)`; return the fields of a `Child`."""
+    """Start Python with `arguments(descriptor of its socket)`; return the fields of a `Child`.
+
+    GROUP_SIGNALS are blocked in the child until its program unblocks them (`ignoring`).
+    """
     ours, theirs = socket.socketpair()
-    with theirs:
+    with theirs, group_signals_blocked():
         process = subprocess.Popen(
             [sys.executable, *arguments(theirs.fileno())],
             stdin=subprocess.DEVNULL,

@@ -8,6 +8,7 @@ their parent, also while native code holds the GIL.
 
 import os
 import pickle
+import signal
 import socket
 import struct
 import sys
@@ -20,7 +21,7 @@ from typing import Any, Generic, Self, TypeVar
 import cloudpickle
 
 from vidcurate.errors import VidcurateError
-from vidcurate.executor.child_processes import START_SECONDS, Child, ChildSelector, start_child
+from vidcurate.executor.child_processes import START_SECONDS, Child, ChildSelector, ignoring, start_child
 from vidcurate.executor.die_with_parent import die_with_parent
 
 T = TypeVar("T")
@@ -31,8 +32,8 @@ _KILL_SECONDS = 5.0
 _MESSAGE_SECONDS = 30.0  # timeout for the rest of a message that has begun
 _HEAD = struct.Struct(">Q")
 _PROGRAM = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # the parent handles Ctrl-C
-    "import pickle, sys; sys.path[:] = pickle.loads(bytes.fromhex(sys.argv[1])); "
+    ignoring([signal.SIGINT])  # the parent handles Ctrl-C
+    + "import pickle, sys; sys.path[:] = pickle.loads(bytes.fromhex(sys.argv[1])); "
     "from vidcurate.executor.worker_processes import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
 )
 

@@ -11,6 +11,7 @@ import pytest
 
 from vidcurate.cli.interrupt import INTERRUPTED
 from vidcurate.curation.demo_data import write as demo_data_write
+from vidcurate.executor import child_processes
 
 ROOT = Path(__file__).resolve().parents[3]
 # Send this process a Ctrl-C when the module of PYTHONINTERRUPT is imported.
@@ -49,6 +50,84 @@ def test_ctrl_c_during_an_import_is_one_line(tmp_path: Path, command: list[str],
     )
 
     assert (ended.returncode, ended.stderr) == (130, f"{INTERRUPTED}\n")
+
+
+# Send this process a Ctrl-C when the function of PYTHONINTERRUPT (MODULE:NAME) is called.
+AT_CALL = """
+import os, signal, sys
+
+def profile(frame, event, argument):
+    called = f"{frame.f_globals.get('__name__')}:{frame.f_code.co_name}"
+    if event == "call" and called == os.environ["PYTHONINTERRUPT"]:
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGINT)
+
+if "vidcurate" in sys.orig_argv:
+    sys.setprofile(profile)
+"""
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one row without a video."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "table.csv").write_text("path,text\na.mp4,a red ball\n")
+    ingest = ["ingest", str(folder / "table.csv"), "--out", str(folder / "run")]
+    subprocess.run([sys.executable, "-m", "vidcurate", *ingest], check=True, capture_output=True)
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "vidcurate.cli.main:main",
+        "typer.core:parse_args",
+        "vidcurate.cli.common:invoke",
+        "polars.io.scan_options.cast_options:_default",  # polars calls it from Rust
+    ],
+)
+def test_ctrl_c_in_a_function_is_one_line(tmp_path: Path, run_folder: Path, function: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_CALL)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "vidcurate", "inspect", str(run_folder)],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONINTERRUPT": function},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, f"{INTERRUPTED}\n")
+
+
+# Send this process a Ctrl-C when Python imports its site module, before the program's first line.
+AT_SITE = """
+import os, signal
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_ctrl_c_before_the_first_line_of_a_worker_or_of_the_trainer_is_held_back(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_SITE)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+    child = child_processes.start_child(
+        lambda _: ["-c", child_processes.ignoring([signal.SIGINT]) + "print('runs')"], env=environment
+    )
+    assert child["process"].wait(60) == 0
+    child["channel"].close()
+
+    program = "from vidcurate.cli import training; training.start(['--help'])"
+    trainer = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {program}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (trainer.returncode, trainer.stderr) == (130, f"{INTERRUPTED}\n")
 
 
 def test_ctrl_c_in_a_stage_and_in_its_starting_workers_is_one_line(tmp_path: Path) -> None:

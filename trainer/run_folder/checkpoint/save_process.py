@@ -27,14 +27,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from trainer.health import timed_command
 from trainer.run_folder.checkpoint import checkpoint, parts
 from vidcurate.errors import StorageError
+from vidcurate.executor.child_processes import GROUP_SIGNALS, group_signals_blocked, ignoring
 from vidcurate.executor.die_with_parent import die_with_parent
 from vidcurate.executor.shared_memory import anonymous_file
 from vidcurate.storage.checksum import sha256_file
 
 ALIGNED_BYTES = 64
 _PROGRAM = (
-    "import signal as s; [s.signal(number, s.SIG_IGN) for number in (s.SIGINT, s.SIGTERM, s.SIGUSR1)]; "
-    "import sys; sys.path.insert(0, sys.argv[1]); "
+    ignoring(GROUP_SIGNALS) + "import sys; sys.path.insert(0, sys.argv[1]); "
     "from trainer.run_folder.checkpoint.save_process import main; main(*map(int, sys.argv[2:]))"
 )
 
@@ -54,7 +54,7 @@ class SaveProcess:
         if pinned:
             _pin(self.tensors, size)
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, group_signals_blocked():
             root = str(Path(__file__).resolve().parents[3])
             numbers = [str(number) for number in (theirs.fileno(), memory, size, os.getpid())]
             self._process = subprocess.Popen(

@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from vidcurate.errors import MediaError, StorageError, VidcurateError
-from vidcurate.executor.child_processes import Child, ChildSelector, kill, start_child
+from vidcurate.executor.child_processes import (
+    GROUP_SIGNALS,
+    Child,
+    ChildSelector,
+    ignoring,
+    kill,
+    start_child,
+)
 from vidcurate.executor.shared_memory import SharedArray as Buffer
 from vidcurate.loader.decode import worker_heartbeat
 from vidcurate.loader.decode.decode_clip import DecodeTask
@@ -43,8 +50,7 @@ _EXIT_SECONDS = 5.0  # timeout for a worker that has closed its socket to exit
 _KILL_SECONDS = 10.0
 # Terminals and schedulers signal the whole process group. Workers ignore these signals; the parent ends them.
 _PROGRAM = (
-    "import signal as s; [s.signal(number, s.SIG_IGN) for number in (s.SIGINT, s.SIGTERM, s.SIGUSR1)]; "
-    "import sys; sys.path.insert(0, sys.argv[1]); "
+    ignoring(GROUP_SIGNALS) + "import sys; sys.path.insert(0, sys.argv[1]); "
     "from vidcurate.loader.decode.worker_process import main; main(*map(int, sys.argv[2:]))"
 )
 
