@@ -24,7 +24,6 @@ IMPORTED_AS = {
     "opencv-python-headless": "cv2",
     "pillow": "PIL",
     "pyyaml": "yaml",
-    "scenedetect-headless": "scenedetect",
 }
 INDIRECT = {"protobuf", "sentencepiece"}  # transformers reads T5's tokenizer with them
 # torch installs triton where there are GPUs.

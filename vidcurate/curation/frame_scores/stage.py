@@ -26,7 +26,7 @@ from vidcurate.storage import download
 
 __all__ = ["FramesSpec", "FramesSummary", "run_frames"]
 
-_NEEDED = ("cv2", "scenedetect")
+_NEEDED = ("cv2",)
 _CLIPS_AT_ONCE = 8  # clips lost by a kill; a chunk of long clips takes minutes
 
 
@@ -45,7 +45,7 @@ class FramesSummary:
 
 
 def require_libraries() -> None:
-    """Raise InputError unless OpenCV and PySceneDetect are installed (the extra `score`)."""
+    """Raise InputError unless OpenCV is installed (the extra `score`)."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(

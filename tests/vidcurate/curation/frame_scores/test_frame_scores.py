@@ -10,6 +10,8 @@ import pytest
 from tests.frame_clips import Frames, barred, panned, shapes, still, texture
 from vidcurate.curation.clip_table.schema import COLUMNS
 from vidcurate.curation.frame_scores import motion
+from vidcurate.curation.frame_scores.cuts import Cuts
+from vidcurate.curation.frame_scores.scorer import FrameView
 from vidcurate.curation.frame_scores.scorers import ClipFile, measure
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.media import encode
@@ -291,3 +293,45 @@ def test_cuts_are_found_at_their_frames(
 
 def test_a_fast_pan_is_no_cut(tmp_path: Path) -> None:
     assert scored(tmp_path, panned(10, 3, 30, 144, 256))["cut_seconds"] == []
+
+
+def _dark_noise(num_frames: int, seed: int) -> Frames:
+    """Return frames of 0 to 3 levels: black to the eye, with a new hue at every pixel and frame."""
+    return np.random.default_rng(seed).integers(0, 4, (num_frames, 144, 256, 3)).astype(np.uint8)
+
+
+def _cuts_shown(frames: Frames) -> list[int]:
+    """Return the frames at which the detector finds cuts, without a codec between."""
+    spec = FramesSpec()
+    cuts = Cuts(spec.cut_threshold, spec.cut_window_frames, spec.min_scene_seconds)
+    for number, frame in enumerate(frames):
+        bgr = np.ascontiguousarray(frame[..., ::-1])
+        cuts.see(FrameView(seconds=number / FPS, bgr=bgr, grey=bgr[..., 1], brightness=0.0, luma=None))
+    return [round(seconds * FPS) for seconds in cuts.finish(len(frames) / FPS)["cut_seconds"]]
+
+
+def test_the_hue_of_black_pixels_is_no_cut_and_hides_none() -> None:
+    black, dark = np.zeros((12, 144, 256, 3), np.uint8), _dark_noise(24, 1)
+    bright = panned(2, 1, 48, 144, 256)
+    fading = (bright * np.minimum(np.arange(48) / 24, 1)[:, None, None, None]).astype(np.uint8)
+
+    assert _cuts_shown(np.concatenate([black, dark])) == []  # black begins to flicker by a level
+    assert _cuts_shown(np.concatenate([black, fading])) == []
+    dim = (bright[:24] * 0.3).astype(np.uint8)
+    assert _cuts_shown(np.concatenate([dark, dim])) == [24]
+    assert _cuts_shown(np.concatenate([dim, dark])) == [24]
+
+
+def test_motion_at_the_ends_of_a_clip_is_no_cut() -> None:
+    on_twos = panned(12, 3, 16, 144, 256).repeat(2, axis=0)  # an animation's frames are shown twice
+
+    for first, last in ((0, 31), (1, 31), (1, 32), (0, 32)):
+        assert _cuts_shown(on_twos[first:last]) == [], (first, last)
+
+
+def test_of_two_cuts_too_near_each_other_the_stronger_counts() -> None:
+    frames = panned(2, 1, 60, 144, 256)
+    frames[20:] = np.clip(frames[20:] * 0.3, 0, 255).astype(np.uint8)  # the light goes down
+    frames[28:] = panned(2, 1, 32, 144, 256, seed=9)
+
+    assert _cuts_shown(frames) == [28]
