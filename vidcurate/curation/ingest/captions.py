@@ -188,19 +188,30 @@ def _is_named(value: Any) -> bool:
     )
 
 
+def _parts_of(schema: pl.Schema) -> list[str]:
+    return [MAIN, *(part for part in schema if part.startswith(PART))]
+
+
+def may_be_several(schema: pl.Schema, main_column: str) -> pl.Expr:
+    """Return whether a row may have more than one caption without a name: only then `cells_of` is needed."""
+    if _parts_of(schema) != [MAIN] or name_of(main_column) != MAIN or schema[MAIN] != pl.String():
+        return pl.lit(value=True)
+    caption = pl.col(MAIN)  # starts_with looks at the first bytes only; a regular expression reads the text
+    return (caption.str.starts_with("[") | caption.str.starts_with("{")).fill_null(value=False)
+
+
 def cells_of(schema: pl.Schema, main_column: str) -> pl.Expr:
     """Return caption, captions and caption_name as one struct, for rows with the columns of `schema`.
 
     `main_column` is the source's name of the main caption, which comes first.
     """
     main = name_of(main_column)
-    parts = [MAIN, *(part for part in schema if part.startswith(PART))]
+    parts = _parts_of(schema)
     names = {part: main if part == MAIN else part.removeprefix(PART) for part in parts}
-    is_simple = parts == [MAIN] and main == MAIN and schema[MAIN] == pl.String()
 
     def read(rows: pl.Series) -> pl.Series:
         frame = rows.struct.unnest()
-        if is_simple and not frame[MAIN].str.contains(r"^[\[{]").any():
+        if not frame.select(may_be_several(schema, main_column).any()).item():
             empty = {"captions": pl.lit(None, dtype=CAPTIONS), "caption_name": pl.lit(None, dtype=pl.String)}
             return frame.select(MAIN, **empty).to_struct(rows.name)
         found = [_of_row({names[part]: cell for part, cell in row.items()}, main) for row in frame.to_dicts()]

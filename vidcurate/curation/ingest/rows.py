@@ -35,6 +35,7 @@ CELLS: dict[str, pl.DataType] = {
 MEASURES = ("width", "height", "fps", "num_frames", "duration_seconds")
 TIMES = ("start_seconds", "end_seconds", "duration_seconds")
 BETWEEN_BAD = "\x1f"  # parts several bad cells of a row
+_NUMBER = "number:"  # number:fps is the column of rows that holds the number parsed from the text in fps
 _PAIR = r"""^\s*[\[(]\s*['"]?([0-9:.]+)['"]?\s*,\s*['"]?([0-9:.]+)['"]?\s*[\])]\s*$"""
 _CLOCK = r"^(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)$"
 
@@ -64,10 +65,11 @@ class Rows:
 
 def seconds(text: pl.Expr) -> pl.Expr:
     """Return `H:M:S.f`, `M:S` or plain seconds as seconds (Float64); null where it is none of these."""
-    clock = text.str.extract_groups(_CLOCK)
+    has_colon = text.str.contains(":", literal=True)
+    clock = pl.when(has_colon).then(text).str.extract_groups(_CLOCK)  # quick where there is none
     hours, minutes, rest = (clock.struct.field(str(part)).cast(pl.Float64) for part in (1, 2, 3))
     return (
-        pl.when(text.str.contains(":", literal=True))
+        pl.when(has_colon)
         .then(hours.fill_null(0) * 3600 + minutes * 60 + rest)
         .otherwise(text.cast(pl.Float64, strict=False))
     )
@@ -85,9 +87,8 @@ def bad_cell(is_bad: pl.Expr, label: str, text: pl.Expr) -> pl.Expr:
 
 
 def _number(name: str, dtype: pl.DataType) -> tuple[pl.Expr, pl.Expr]:
-    """Return (value, is bad) of the text column `name` as `dtype`."""
-    text = pl.col(name)
-    number = seconds(text) if name in TIMES else text.cast(pl.Float64, strict=False)
+    """Return (value, is bad) of the text column `name` as `dtype`, from the column of its parsed number."""
+    number = pl.col(f"{_NUMBER}{name}")
     good = number.is_finite()
     if name in MEASURES or name in TIMES:
         good = good & (number >= 0)
@@ -95,32 +96,59 @@ def _number(name: str, dtype: pl.DataType) -> tuple[pl.Expr, pl.Expr]:
         largest = 2**31 - 1 if dtype == pl.Int32() else 2**53
         good = good & (number == number.floor()) & (number <= largest)
     good = good.fill_null(False)
-    return pl.when(good).then(number).cast(dtype), text.is_not_null() & ~good
+    return pl.when(good).then(number).cast(dtype), pl.col(name).is_not_null() & ~good
 
 
-def typed(rows: Rows) -> tuple[dict[str, pl.Expr], pl.Expr]:
-    """Return the cells of `rows` under our names in the table's dtypes, and one expression of what is bad.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typed:
+    """An adapter's rows with their numbers: expressions over `frame`.
 
-    `bad` is text: `column=value` for each cell that does not parse, "" where all do. Zero is kept: tools
-    write it for a video that they could not open.
+    `cells`: our columns in the table's dtypes. `is_bad`: whether a cell of the row does not parse. `bad`:
+    `column=value` for each of those cells, else null; that text costs as much as parsing the numbers, so ask
+    for the text of bad rows only.
     """
+
+    frame: pl.LazyFrame
+    cells: Mapping[str, pl.Expr]
+    is_bad: pl.Expr
+    bad: pl.Expr
+
+
+def typed(rows: Rows) -> Typed:
+    """Parse the text cells of `rows`. Zero is kept: tools write it for a video that they could not open."""
     schema = rows.frame.collect_schema()
     cells: dict[str, pl.Expr] = {}
+    numbers: dict[
+        str, pl.Expr
+    ] = {}  # parsed once, in columns: polars repeats an expression that is used twice
+    flags: list[pl.Expr] = [pl.col("bad").fill_null("") != ""] if "bad" in schema else []
     bad: list[pl.Expr] = [pl.col("bad")] if "bad" in schema else []
+
+    def flag(is_bad: pl.Expr, name: str) -> None:
+        flags.append(is_bad)
+        bad.append(bad_cell(is_bad, rows.labels.get(name, name), pl.col(name)))
+
     for name, dtype in CELLS.items():
         if name not in schema:
             cells[name] = pl.lit(None, dtype=dtype)
         elif dtype == pl.String() or schema[name] != pl.String():
             cells[name] = pl.col(name).cast(dtype)
         else:
+            text = pl.col(name)
+            numbers[f"{_NUMBER}{name}"] = (
+                seconds(text) if name in TIMES else text.cast(pl.Float64, strict=False)
+            )
             cells[name], is_bad = _number(name, dtype)
-            bad.append(bad_cell(is_bad, rows.labels.get(name, name), pl.col(name)))
+            flag(is_bad, name)
     if "start_seconds" in schema and "end_seconds" in schema:
         is_empty = cells["end_seconds"] <= cells["start_seconds"].fill_null(0.0)
-        bad.append(bad_cell(is_empty, rows.labels.get("end_seconds", "end_seconds"), pl.col("end_seconds")))
-    if not bad:
-        return cells, pl.lit("")
-    return cells, pl.concat_str(bad, separator=BETWEEN_BAD, ignore_nulls=True)
+        flag(is_empty.fill_null(value=False), "end_seconds")
+    return Typed(
+        frame=rows.frame.with_columns(**numbers),
+        cells=cells,
+        is_bad=pl.any_horizontal(flags) if flags else pl.lit(value=False),
+        bad=pl.concat_str(bad, separator=BETWEEN_BAD, ignore_nulls=True) if bad else pl.lit(""),
+    )
 
 
 def best_known(cells: Mapping[str, pl.Expr]) -> dict[str, pl.Expr]:

@@ -184,23 +184,41 @@ def _rows(
 def _cells(rows: Rows) -> pl.DataFrame:
     """First pass: the cells that the adapter fills, captions left out, and KEYS."""
     schema = rows.frame.collect_schema()
-    cells, bad = typed(rows)
-    kept = {name: cells[name] for name in CELLS if name in schema or name in KEYS}
+    read = typed(rows)
+    kept = {name: read.cells[name] for name in CELLS if name in schema or name in KEYS}
     kept.pop("caption", None)
     is_empty = captions.is_empty(schema) if "caption" in schema else pl.lit(True)
     note = pl.col("note").fill_null("") if "note" in schema else pl.lit("")
-    found = rows.frame.select(**kept, is_empty=is_empty, bad=bad.fill_null(""), note=note)
-    return found.collect(engine="streaming")
+    several = (
+        captions.may_be_several(schema, _main_column(rows)) if "caption" in schema else pl.lit(value=False)
+    )
+    asked = read.frame.select(**kept, is_empty=is_empty, is_bad=read.is_bad, note=note, is_several=several)
+    found = asked.collect(engine="streaming")
+    at = found["is_bad"].arg_true()
+    reported = pl.repeat("", found.height, dtype=pl.String, eager=True)
+    if len(at):  # one more pass, for the texts of bad rows alone
+        texts = read.frame.select(bad=read.bad, is_bad=read.is_bad).filter("is_bad").select("bad")
+        reported = reported.scatter(at, texts.collect(engine="streaming")["bad"])
+    return found.drop("is_bad").with_columns(bad=reported)
 
 
-def _texts(rows: Rows) -> pl.LazyFrame:
-    """Return caption, captions and caption_name of every row, and the typed parts of its own columns."""
+def _main_column(rows: Rows) -> str:
+    return rows.labels.get("caption", "caption")
+
+
+def _texts(rows: Rows, *, is_several: bool) -> pl.LazyFrame:
+    """Return caption, captions and caption_name of every row, and the typed parts of its own columns.
+
+    Unless `is_several`, no row has more than one caption without a name: the others are then left out.
+    """
     schema = rows.frame.collect_schema()
     own = {cell.part: cell.value for cell in rows.own}
     if "captions" in schema or "caption" not in schema:
         present = [name for name in ("caption", "captions", "caption_name") if name in schema]
         return rows.frame.select(*present, **own)
-    said = captions.cells_of(schema, rows.labels.get("caption", "caption"))
+    if not is_several:
+        return rows.frame.select("caption", **own)
+    said = captions.cells_of(schema, _main_column(rows))
     return rows.frame.select(said.alias("said"), **own).unnest("said")
 
 
@@ -221,8 +239,9 @@ def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: 
         else pl.coalesce(cells["source_dataset"], pl.lit(dataset)),
         "source_id": pl.coalesce(cells["source_id"], "base_id"),
     }
+    texts = _texts(rows, is_several=bool(narrow["is_several"].any()))
     read = narrow.lazy().drop("clip_id", "video_path")
-    whole = pl.concat([_texts(rows), read, verdict.head(ledger.num_rows).lazy()], how="horizontal")
+    whole = pl.concat([texts, read, verdict.head(ledger.num_rows).lazy()], how="horizontal")
     whole = whole.with_columns(**reported, **best_known(cells), **named)
     extra = (
         verdict.slice(ledger.num_rows)
