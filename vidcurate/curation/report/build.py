@@ -17,7 +17,16 @@ from vidcurate import __version__
 from vidcurate.curation.clip_table import costs, table
 from vidcurate.curation.clip_table.own_columns import own_columns
 from vidcurate.curation.fit.summary import read_fit
-from vidcurate.curation.report import contact_sheet, distributions, duplicates, facts, funnel, limits, svg
+from vidcurate.curation.report import (
+    contact_sheet,
+    distributions,
+    duplicates,
+    facts,
+    funnel,
+    limits,
+    review_link,
+    svg,
+)
 from vidcurate.curation.report.review_summary import review_summary
 from vidcurate.curation.review_decisions.journal import REVIEWS
 from vidcurate.errors import InputError
@@ -81,6 +90,7 @@ def _page(values: dict[str, Any]) -> str:
     environment.filters["sign"] = lambda text: text.replace(">=", "≥").replace("<=", "≤")
     environment.filters["measure"] = distributions.measure_as_text
     environment.filters["time"] = _time_as_text
+    environment.filters["review"] = review_link.link
     return environment.get_template(PAGE).render(values, chart_style=Markup(svg.STYLE))
 
 
@@ -165,6 +175,7 @@ def run_report(run: Path, *, videos: Path | None = None, progress: Progress = no
     target, data = run / PAGE, page.encode("utf-8", "replace")
     with atomic_file.storage_errors(target):
         up_to_date = not atomic_file.write_if_absent(target, data)
+    review_link.write_page(run)
     return ReportSummary(
         page=str(target),
         rows_in=totals["rows_in"],

@@ -12,6 +12,8 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
+from vidcurate.curation.report.review_link import OPEN
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -47,11 +49,14 @@ def refusal(
 ) -> str | None:
     """Return why a request is refused, None when it may pass. `headers` have lower-case names.
 
-    A request for `/` that brings the token in its address passes without a cookie, also from a link.
+    A request for `/` that brings the token in its address passes without a cookie, also from a link; so does
+    one for `/open`, which is the same page for everybody.
     """
     host = _HOST.fullmatch(headers.get("host", ""))
     if host is None or host["name"].lower() not in HOSTS:
         return "host: this server answers on 127.0.0.1 and localhost only"
+    if path == OPEN and method == "GET":
+        return None
     is_entry = path == "/" and method == "GET"
     brings = query.get("token", [""])[0]
     if is_entry and brings and _same(brings, token):

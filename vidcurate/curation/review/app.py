@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -16,15 +16,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from vidcurate.curation.report import review_link
 from vidcurate.curation.review.access import Access
 from vidcurate.curation.review.decide import DecisionRequest, UndoRequest
 from vidcurate.curation.review.query import Range
 from vidcurate.curation.review.session import Session
 from vidcurate.curation.review.transcode_cache import BusyError, TranscodeCache
 from vidcurate.curation.review.video_files import Posters, how_played
-from vidcurate.errors import InputError, MediaError, StageError, VidcurateError
+from vidcurate.errors import InputError, MediaError, StageError, StorageError, VidcurateError
 from vidcurate.recipe import recipe as recipes
 from vidcurate.recipe.recipe import Recipe
+from vidcurate.storage import atomic_file
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Recipe)
@@ -80,6 +82,10 @@ class Routes:
             return _error(404, f"no page {name}.")
         kind = f"{_TYPES[Path(name).suffix]}; charset=utf-8"
         return Response(self._static[name], headers={"content-type": kind, "cache-control": "no-cache"})
+
+    async def open(self, _: Request) -> Response:
+        """Return the page of links from elsewhere: it opens the app from the app's own site."""
+        return Response(self._static["open.html"], headers={"content-type": "text/html; charset=utf-8"})
 
     async def run(self, request: Request) -> Response:
         return _json(await self._in_thread(self._session.describe))
@@ -201,19 +207,43 @@ async def _failed(_: Request, error: Exception) -> Response:
     return _error(status, str(error))
 
 
-def make_app(session: Session, *, token: str, cookie: str, cache: Path) -> Starlette:
-    """Return the app of one run. `cache` is the folder of transcoded clips."""
+@contextmanager
+def _linked(run: Path, port: int | None) -> Iterator[None]:
+    """Let RUN/review.html lead to the app on `port`, and to no app afterwards; None: leave the page alone.
+
+    A run that cannot be written is reviewed without such a page. The page of an app that was started later
+    stays.
+    """
+    target, own = run / review_link.PAGE, review_link.page(run.resolve().name, port)
+    if port is not None:
+        with suppress(StorageError):
+            atomic_file.write_bytes(target, own)
+    yield
+    with suppress(StorageError, OSError):
+        if port is not None and target.read_bytes() == own:
+            atomic_file.write_bytes(target, review_link.page(run.resolve().name, None))
+
+
+def make_app(
+    session: Session, *, token: str, cookie: str, cache: Path, linked_port: int | None = None
+) -> Starlette:
+    """Return the app of one run. `cache` is the folder of transcoded clips.
+
+    While the app runs, the links of the reports lead to `linked_port`; None: they do not lead to it.
+    """
     transcoded = TranscodeCache(cache)
     routes = Routes(session, transcoded)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
+        with _linked(session.run, linked_port):
+            yield
         await transcoded.close()
 
     return Starlette(
         routes=[
             Route("/", routes.page),
+            Route(review_link.OPEN, routes.open),
             Route("/static/{name}", routes.page),
             Route("/api/run", routes.run),
             Route("/api/clips", routes.clips),

@@ -49,6 +49,8 @@ class Query(Recipe):
     """numeric column → range"""
     words: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """column → the values that are shown, as text; `unknown` for none"""
+    clips: tuple[str, ...] = Field(default=(), max_length=1000)
+    """the rows with these ids, in this order unless they are sorted"""
     cluster: str | None = None
     """one cluster of duplicates, by rank"""
     near: int | None = Field(default=None, ge=0, description="rows that look like this one, nearest first")
@@ -117,9 +119,11 @@ def _is_listed(rows: ClipRows, name: str, wanted: tuple[str, ...]) -> Mask:
 def matching(rows: ClipRows, query: Query, *, without: str | None = None) -> Mask:
     """Return which rows the query's filters let through (N,); `without` ignores the filter of one column.
 
-    Filters are text, contains, ranges, words and cluster. Raises ColumnError.
+    Filters are text, contains, ranges, words, clips and cluster. Raises ColumnError.
     """
     mask = np.ones(len(rows), dtype=np.bool_)
+    if query.clips:
+        mask &= rows.column("clip_id").is_in(list(query.clips)).fill_null(value=False).to_numpy()
     for name, wanted in query.ranges.items():
         if name != without:
             mask &= in_range(rows.values(name), wanted)
@@ -185,7 +189,12 @@ def ordered(
         mask = _mask_of(_drawn(rows, np.flatnonzero(mask).astype(np.uint32), query.sample), len(rows))
     name = query.sort or ("duplicate_rank" if query.cluster is not None else None)
     if name is None:
-        return np.flatnonzero(mask).astype(np.uint32), notes
+        places = np.flatnonzero(mask).astype(np.uint32)
+        if query.clips:
+            turn = {clip_id: at for at, clip_id in enumerate(dict.fromkeys(query.clips))}
+            turns = [turn[clip_id] for clip_id in rows.column("clip_id").gather(places)]
+            places = places[np.argsort(turns, kind="stable")]
+        return places, notes
     order = rows.ascending(name)
     known = len(order) - rows.num_unknown(name)
     first, last = order[:known], order[known:]

@@ -85,7 +85,13 @@ def serve_review(
     token = token or secrets.token_urlsafe(24)
     with bind(port) as listener:
         port = listener.getsockname()[1]
-        app = make_app(session, token=token, cookie=cookie_name(port), cache=run / FOLDER)
+        app = make_app(
+            session,
+            token=token,
+            cookie=cookie_name(port),
+            cache=run / FOLDER,
+            linked_port=port if blind_sample is None else None,
+        )
         server = uvicorn.Server(
             uvicorn.Config(
                 app,

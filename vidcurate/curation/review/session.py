@@ -109,7 +109,7 @@ class Session:
         }
 
     def _mask(self, now: _Loaded, query: Query) -> Mask:
-        key = query.model_dump_json(include={"text", "contains", "ranges", "words", "cluster"})
+        key = query.model_dump_json(include={"text", "contains", "ranges", "words", "clips", "cluster"})
         if key not in now.masks:
             now.masks[key] = matching(now.rows, query)
             while len(now.masks) > _MOST_RESULTS:

@@ -78,7 +78,7 @@ def served(run: Path, videos: Path | None, blind_sample: str | None = None) -> I
     session = Session(run, videos, "ana", blind_sample)
     with bind(0) as listener:
         port = listener.getsockname()[1]
-        app = make_app(session, token=TOKEN, cookie=cookie_name(port), cache=run / FOLDER)
+        app = make_app(session, token=TOKEN, cookie=cookie_name(port), cache=run / FOLDER, linked_port=port)
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, ws="none")
         )

@@ -56,6 +56,29 @@ def test_the_token_of_the_address_becomes_a_cookie_that_scripts_and_other_sites_
         assert "frame-ancestors 'none'" in policy
 
 
+def test_the_page_that_links_from_elsewhere_open_is_the_same_for_everybody(server: Server) -> None:
+    """It has no secret and no data, and what it leads to needs the cookie."""
+    plain = httpx.get(f"{server.origin}/open")
+    foreign = httpx.get(f"{server.origin}/open?q=<b>", headers={"sec-fetch-site": "cross-site"})
+    held = server.client.get("/open", headers={"referer": "https://evil.example/"})
+    assert plain.status_code == foreign.status_code == held.status_code == 200
+    assert plain.content == foreign.content == held.content
+    assert TOKEN not in plain.text
+    for response in (plain, foreign, held):
+        assert "set-cookie" not in response.headers
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert response.headers["x-frame-options"] == "DENY"
+        assert response.headers["referrer-policy"] == "no-referrer"
+        assert "access-control-allow-origin" not in response.headers
+    assert httpx.get(f"{server.origin}/static/open.js").status_code == 403
+    assert httpx.post(f"{server.origin}/open").status_code == 403
+    assert server.client.get("/open", headers={"host": "evil.example"}).status_code == 403
+    for path in ("/open/", "/open/..", "/open/x", "/opens", "/OPEN"):
+        assert httpx.get(server.origin + path).status_code == 403, path
+    cross = server.client.get("/", headers={"sec-fetch-site": "cross-site"}).text
+    assert "clip" in cross  # as before: a browser that sends the cookie gets the page
+
+
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[::2]", "", "127.0.0.1:x"],

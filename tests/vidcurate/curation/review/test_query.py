@@ -79,6 +79,23 @@ def test_each_filter_shows_the_rows_that_plain_python_finds(
         assert 0 < len(expected) < len(clips), query
 
 
+def test_chosen_clips_come_in_their_order_unless_they_are_sorted(
+    server: Server, clips: list[dict[str, Any]]
+) -> None:
+    chosen = [clips[at]["clip_id"] for at in (9, 2, 5)]
+    assert ids(server, {"clips": [*chosen, "<b>no such clip</b>", chosen[0]]}) == chosen
+    assert ids(server, {"clips": chosen, "sort": "clip_id"}) == sorted(chosen)
+    assert ids(server, {"clips": chosen, "words": {"is_kept": ["true"]}}) == [
+        one["clip_id"] for at in (9, 2, 5) for one in [clips[at]] if one["is_kept"]
+    ]
+    assert page(server, {"clips": ["nothing"]})["total"] == 0
+    assert page(server, {"clips": []})["total"] == len(clips)
+    many = server.client.get("/api/clips", params={"q": json.dumps({"clips": ["x"] * 1001})})
+    assert many.status_code == 400
+    shown = ids(server, {"ranges": {"motion_score": {}}})
+    assert shown == [one["clip_id"] for one in clips if one["motion_score"] is not None]
+
+
 def test_a_sort_puts_unknown_values_last_and_equal_ones_in_the_tables_order(
     server: Server, clips: list[dict[str, Any]]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from vidcurate.curation.clip_table import table
+from vidcurate.curation.report import review_link
 from vidcurate.curation.review.serve import serve_review
 from vidcurate.curation.review_decisions.journal import read_decisions
 from vidcurate.errors import InputError, MissingError, StageError, StorageError
@@ -103,6 +105,58 @@ def test_a_run_whose_videos_have_gone_is_reviewed_without_pictures(own: Path) ->
             assert client.get("/api/run").json()["has_videos"] is False
             assert {one["video"] for one in client.get("/api/clips").json()["rows"]} == {None}
             assert client.get("/media/poster/2").status_code == 404
+
+
+def test_the_page_of_links_leads_to_the_app_while_it_runs(own: Path) -> None:
+    page, name = own / review_link.PAGE, own.name
+    idle = review_link.page(name, None)
+    page.write_bytes(b"<script>forged()</script>")  # whatever is there is never read, only replaced
+    for process in started(own):
+        with closing(client_of(process)) as client:
+            port = client.base_url.port
+            assert page.read_bytes() == review_link.page(name, port)
+            (cookie,) = client.cookies.jar
+            assert cookie.value is not None
+            assert cookie.value.encode() not in page.read_bytes()
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+    assert page.read_bytes() == idle
+    for process in started(own):
+        client_of(process).close()
+        process.kill()  # leaves its page; the next app replaces it
+        process.wait(30)
+    assert page.read_bytes() not in (idle, b"")
+    for first in started(own):
+        client_of(first).close()
+        for second in started(own):
+            client_of(second).close()
+            later = page.read_bytes()
+            first.terminate()
+            first.wait(30)
+            assert page.read_bytes() == later  # an app leaves the page of a later one alone
+            second.terminate()
+            second.wait(30)
+    assert page.read_bytes() == idle
+
+
+def test_a_page_of_links_that_is_a_link_or_a_folder_does_no_harm(own: Path, tmp_path: Path) -> None:
+    page, other = own / review_link.PAGE, tmp_path / "other.txt"
+    other.write_text("mine")
+    page.unlink(missing_ok=True)
+    page.symlink_to(other)
+    for process in started(own):
+        client_of(process).close()
+        process.terminate()
+        process.wait(30)
+    assert other.read_text() == "mine"
+    assert page.read_bytes() == review_link.page(own.name, None)
+    page.unlink()
+    page.mkdir()  # cannot be replaced: the app runs without the page
+    for process in started(own):
+        client_of(process).close()
+        process.terminate()
+        assert process.wait(30) is not None
+    assert page.is_dir()
 
 
 def refused(run: Path, **changed: Any) -> None:

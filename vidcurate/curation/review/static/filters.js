@@ -109,6 +109,10 @@ export class Filters {
     }
   }
 
+  reveal(name) {
+    this.histograms.get(name)?.root.scrollIntoView({ block: "center" });
+  }
+
   sampler() {
     const size = element("input", { type: "number", min: "1", max: "10000", value: "60", id: "sample-size" });
     const by = element("select", { id: "sample-by" }, element("option", { value: "" }, "all clips"));

@@ -47,9 +47,9 @@ function setUpSearch() {
   query.onChange(({ text }) => { if (document.activeElement !== input) input.value = text ?? ""; });
 }
 
-function limitText(name, { min = null, max = null }) {
+function limitText(name, { min = null, max = null }, none = "without a limit") {
   const ends = [min === null ? "" : `≥ ${number(min)}`, max === null ? "" : `≤ ${number(max)}`].filter(Boolean);
-  return `${label(name)} ${ends.join(" and ") || "without a limit"}`;
+  return `${label(name)} ${ends.join(" and ") || none}`;
 }
 
 // The parts of the query as chips; each takes its part away.
@@ -59,8 +59,9 @@ function showActive(run) {
   const chip = (text, away) => made.push(element("button", { type: "button", class: "chip", title: "Remove", onclick: away }, element("bdi", {}, text)));
   if (now.text) chip(`caption: ${now.text}`, () => { byId("text").value = ""; query.change({ text: "" }); });
   for (const [name, values] of Object.entries(now.words ?? {})) chip(`${title(name)}: ${values.map((one) => valueName(name, one)).join(", ")}`, () => query.changeIn("words", name, null));
-  for (const [name, { min = null, max = null }] of Object.entries(now.ranges ?? {})) chip(limitText(name, { min, max }), () => query.changeIn("ranges", name, null));
+  for (const [name, { min = null, max = null }] of Object.entries(now.ranges ?? {})) chip(limitText(name, { min, max }, "is known"), () => query.changeIn("ranges", name, null));
   for (const [name, text] of Object.entries(now.contains ?? {})) chip(`${label(name)}: ${text}`, () => query.changeIn("contains", name, null));
+  if (now.clips) chip(now.clips.length === 1 ? `clip: ${now.clips[0]}` : `${count(now.clips.length)} chosen clips`, () => query.change({ clips: null }));
   if (now.cluster) chip(`copies of ${now.cluster}`, () => query.change({ cluster: null }));
   if (now.near !== undefined) chip(`looks like ${nearName ?? `row ${count(now.near)}`}`, () => query.change({ near: null }));
   if (now.decided) chip(`decided: ${decidedName(now.decided)}`, () => query.change({ decided: null }));
@@ -141,7 +142,9 @@ async function start() {
   showActive(run);
   await grid.reset();
   grid.root.focus({ preventScroll: true });
+  if (query.query().clips?.length === 1 && grid.current()) view.show(grid.current()); // a link to one clip opens it
   await filters.refresh();
+  filters.reveal(Object.keys(query.query().ranges ?? {})[0]);
 }
 
 start();
