@@ -85,12 +85,12 @@ def test_without_the_app_the_link_says_how_to_start_it_and_then_leads_on(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(home / "run", run, ignore=shutil.ignore_patterns(".*"))
-    (run / review_link.PAGE).write_bytes(review_link.page("run", None))
+    (run / review_link.PAGE).write_bytes(review_link.page(None))
     browser.open(run / "report.html")
     browser.value("document.querySelector('#kept .id').click()")
     browser.until("location.pathname.endsWith('/review.html') && document.readyState === 'complete'")
     wanted = browser.value(HERE)
-    assert "vidcurate review run" in browser.value("document.body.textContent")
+    assert f"vidcurate review {run}," in browser.value("document.body.textContent")
     for server in served(run, None):
         browser.until(f"location.href.startsWith('{server.origin}/open')")  # by itself
         browser.until("document.readyState === 'complete'")
@@ -99,7 +99,7 @@ def test_without_the_app_the_link_says_how_to_start_it_and_then_leads_on(
         browser.call("Page.navigate", url=f"{server.origin}/?token={TOKEN}")
         browser.until("document.querySelector('.card[aria-label]') !== null")
         assert follow(browser, run / "report.html", "#kept .id", server) == wanted
-    assert (run / review_link.PAGE).read_bytes() == review_link.page("run", None)
+    assert (run / review_link.PAGE).read_bytes() == review_link.page(None)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ port and never its token.
 
 import base64
 import hashlib
-import html
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,44 +20,45 @@ PAGE = "review.html"
 OPEN = "/open"  # the app's own page that takes the query of a link from another site
 MOST_CLIPS = 200  # of one link
 _MOST_LETTERS = 12_000  # of the ids in one link
-_SCRIPT = (
-    "const to = document.body.dataset.app; "
-    "if (to) location.replace(to + location.hash); else setTimeout(() => location.reload(), 2000);"
-)
+_SCRIPT = """
+const to = document.body.dataset.app;
+if (to) location.replace(to + location.hash);
+else setTimeout(() => location.reload(), 2000);
+const run = decodeURIComponent(location.pathname).replace(/\\/review\\.html$/, "");
+if (location.protocol === "file:") document.querySelector("code")?.replaceChildren(`vidcurate review ${run}`);
+"""
 _DIGEST = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _HTML = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'">
-<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light dark"><title>{name}: review</title>
-<style>body {{ margin: 0 auto; max-width: 40rem; padding: 3rem 1rem; font: 15px/1.55 system-ui, sans-serif; }}
-h1 {{ font-size: 1.3rem; }} h1, code {{ overflow-wrap: anywhere; }}</style></head>
-<body data-app="{app}"><h1>Review of <bdi>{name}</bdi></h1>{words}
-<script>{script}</script></body></html>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'sha256-DIGEST'; style-src 'unsafe-inline'">
+<meta name="referrer" content="no-referrer"><meta name="color-scheme" content="light dark"><title>Review app of a run</title>
+<style>
+body { margin: 0 auto; max-width: 40rem; padding: 3rem 1rem; font: 15px/1.55 system-ui, sans-serif; }
+h1 { font-size: 1.3rem; } code { overflow-wrap: anywhere; }
+</style></head>
+<body data-app="ADDRESS"><h1>Review app of this run</h1>
+WORDS
+<script>SCRIPT</script></body></html>
 """  # noqa: E501
+_NO_APP = """<p>The review app of this run is not running. Start it: <code>vidcurate review RUN</code>,
+and open the address that it prints. This page then leads to what you asked for.</p>"""
 
 
-def page(name: str, port: int | None) -> bytes:
-    """Return RUN/review.html of the run `name`: for the app on this port, or for no app."""
-    shown = html.escape(name)
-    if port is None:
-        app = ""
-        words = (
-            "<p>The review app of this run is not running. Start it: <code>vidcurate review "
-            f"<bdi>{shown}</bdi></code>, and open the address that it prints. This page then leads to "
-            "what you asked for.</p>"
-        )
-    else:
-        app = f"http://127.0.0.1:{port}{OPEN}"
-        words = f'<p>The review app of this run: <a href="{app}">{app}</a></p>'
-    return _HTML.format(digest=_DIGEST, name=shown, app=app, words=words, script=_SCRIPT).encode(
-        "utf-8", "replace"
-    )
+def page(port: int | None) -> bytes:
+    """Return RUN/review.html for the app on this port, or for no app. It is the same for every run."""
+    address = "" if port is None else f"http://127.0.0.1:{port}{OPEN}"
+    words = _NO_APP if port is None else f'<p><a href="{address}">{address}</a></p>'
+    parts = {"DIGEST": _DIGEST, "ADDRESS": address, "WORDS": words, "SCRIPT": _SCRIPT}
+    text = _HTML
+    for name, part in parts.items():
+        text = text.replace(name, part, 1)
+    return text.encode()
 
 
 def write_page(run: Path) -> None:
     """Write RUN/review.html for no app, unless there is such a page. Raises StorageError."""
     if not (run / PAGE).exists():
-        atomic_file.write_bytes(run / PAGE, page(run.resolve().name, None))
+        atomic_file.write_bytes(run / PAGE, page(None))
 
 
 def link(query: Mapping[str, Any], to: str = PAGE) -> str:

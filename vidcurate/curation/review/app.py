@@ -214,14 +214,14 @@ def _linked(run: Path, port: int | None) -> Iterator[None]:
     A run that cannot be written is reviewed without such a page. The page of an app that was started later
     stays.
     """
-    target, own = run / review_link.PAGE, review_link.page(run.resolve().name, port)
+    target, own = run / review_link.PAGE, review_link.page(port)
     if port is not None:
         with suppress(StorageError):
             atomic_file.write_bytes(target, own)
     yield
     with suppress(StorageError, OSError):
         if port is not None and target.read_bytes() == own:
-            atomic_file.write_bytes(target, review_link.page(run.resolve().name, None))
+            atomic_file.write_bytes(target, review_link.page(None))
 
 
 def make_app(

@@ -44,9 +44,9 @@ def test_a_link_to_many_clips_is_bounded_by_number_and_by_length() -> None:
     assert len(json.dumps(long)) < 20_000  # what the app reads
 
 
-def test_the_page_runs_its_own_script_alone_and_shows_a_name_as_text(tmp_path: Path) -> None:
+def test_the_page_runs_its_own_script_alone_and_no_app_is_forgotten(tmp_path: Path) -> None:
     for port in (None, 8765):
-        page = review_link.page(HOSTILE, port).decode()
+        page = review_link.page(port).decode()
         (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"default-src 'none'; script-src 'sha256-{digest}'; style-src" in page
@@ -54,7 +54,7 @@ def test_the_page_runs_its_own_script_alone_and_shows_a_name_as_text(tmp_path: P
         assert ("http://127.0.0.1:8765/open" in page) == (port is not None)
     review_link.write_page(tmp_path)
     before = (tmp_path / review_link.PAGE).read_bytes()
-    assert before == review_link.page(tmp_path.name, None)
-    (tmp_path / review_link.PAGE).write_bytes(review_link.page(tmp_path.name, 1))
+    assert before == review_link.page(None)
+    (tmp_path / review_link.PAGE).write_bytes(review_link.page(1))
     review_link.write_page(tmp_path)  # an app may be running
-    assert (tmp_path / review_link.PAGE).read_bytes() == review_link.page(tmp_path.name, 1)
+    assert (tmp_path / review_link.PAGE).read_bytes() == review_link.page(1)

@@ -108,13 +108,13 @@ def test_a_run_whose_videos_have_gone_is_reviewed_without_pictures(own: Path) ->
 
 
 def test_the_page_of_links_leads_to_the_app_while_it_runs(own: Path) -> None:
-    page, name = own / review_link.PAGE, own.name
-    idle = review_link.page(name, None)
+    page = own / review_link.PAGE
+    idle = review_link.page(None)
     page.write_bytes(b"<script>forged()</script>")  # whatever is there is never read, only replaced
     for process in started(own):
         with closing(client_of(process)) as client:
             port = client.base_url.port
-            assert page.read_bytes() == review_link.page(name, port)
+            assert page.read_bytes() == review_link.page(port)
             (cookie,) = client.cookies.jar
             assert cookie.value is not None
             assert cookie.value.encode() not in page.read_bytes()
@@ -149,7 +149,7 @@ def test_a_page_of_links_that_is_a_link_or_a_folder_does_no_harm(own: Path, tmp_
         process.terminate()
         process.wait(30)
     assert other.read_text() == "mine"
-    assert page.read_bytes() == review_link.page(own.name, None)
+    assert page.read_bytes() == review_link.page(None)
     page.unlink()
     page.mkdir()  # cannot be replaced: the app runs without the page
     for process in started(own):
