@@ -60,14 +60,14 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
         for name, weight in model.named_parameters():  # a fresh model's zeros would run faster
             if not name.endswith("_norm.weight"):
                 weight.normal_(0, 0.02)
-    dtype = getattr(torch, recipe.precision)
+    dtype = recipe.dtype
     layout = parallelize.parallelize_model(
         model,
         recipe.parallel,
         world,
         dtype,
         fast=recipe.blocks == "fast",
-        float8=recipe.float8_products,
+        float8=recipe.precision == "float8",
     )
     masters = adamw.masters(model)
     form = memory.form_of(recipe.blocks, recipe.precision)

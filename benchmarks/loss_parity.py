@@ -31,7 +31,7 @@ FORMS = {
     "float32": ["precision=float32", "blocks=eager"],
     "bfloat16": ["precision=bfloat16", "blocks=eager"],
     "fast": ["precision=bfloat16", "blocks=fast"],
-    "float8": ["precision=bfloat16", "blocks=fast", "float8_products=true"],
+    "float8": ["precision=float8", "blocks=fast"],
 }
 LAST = 50  # updates whose mean loss is compared
 

@@ -121,7 +121,7 @@ def beside_words(found: Figures) -> str:
     """Return the table of forms that are compared with another, and what it holds; or nothing."""
     lines = beside_table(found)
     return lines and (
-        "With `float8_products`; and captions of 125 tokens, one in ten dropped, by their true lengths "
+        "With `precision: float8`; and captions of 125 tokens, one in ten dropped, by their true lengths "
         f"(each ratio is of one GPU and one run):\n\n{lines}"
     )
 

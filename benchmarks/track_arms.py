@@ -23,7 +23,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.model.routing import RoutingSpec
-from trainer.training.optim.muon import MuonSpec
 from trainer.training.track import run as track
 from trainer.training.track.spec import TrackRecipe
 from vidcurate.recipe import recipe as strict
@@ -40,7 +39,7 @@ def arm(recipe: TrackRecipe, name: str, factor: float) -> TrackRecipe:
     """Return the recipe of an arm; half of the tubes skip all pairs but the first and the last."""
     changes: dict[str, Any] = {"name": name}
     if name.startswith("muon"):
-        changes["optim"] = recipe.optim.model_copy(update={"lr": REST_LR, "muon": MuonSpec(lr_factor=factor)})
+        changes["optim"] = recipe.optim.model_copy(update={"lr": REST_LR, "muon": factor})
     if name.endswith("routing"):
         pairs = (1, recipe.model.depth - 2)
         changes["routing"] = RoutingSpec(share=SHARE, pairs=pairs, dense_finish=FINISH)
@@ -106,7 +105,7 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     arguments.add_argument("--arms", nargs="+", default=ARMS)
     arguments.add_argument("--budget-seconds", type=float, default=540.0)
-    arguments.add_argument("--factor", type=float, help="Muon's lr_factor, instead of a sweep")
+    arguments.add_argument("--factor", type=float, help="Muon's factor, instead of a sweep")
     arguments.add_argument("--no-graphs", action="store_true")
     given = arguments.parse_args()
     began, graphs = time.perf_counter(), not given.no_graphs
@@ -149,7 +148,7 @@ def main() -> None:
             )
             answer["sweep"][tried] = track.run(short, data, graphs=graphs)["final_loss"]
             free()
-            say(f"muon, lr_factor {tried:g}: loss {answer['sweep'][tried]:.4f} after {short.steps} steps")
+            say(f"muon, factor {tried:g}: loss {answer['sweep'][tried]:.4f} after {short.steps} steps")
         factor = min(answer["sweep"], key=lambda tried: answer["sweep"][tried])
         save()
 
@@ -163,7 +162,7 @@ def main() -> None:
     steps = max(every, min(recipe.steps, fits * every)) if device.type == "cuda" else recipe.steps
     recipe = recipe.model_copy(update={"steps": steps})
     answer |= {"steps": steps, "muon_lr_factor": factor, "records": []}
-    say(f"{steps} steps a run, {each * steps / every:.0f} s in all, muon lr_factor {factor:g}")
+    say(f"{steps} steps a run, {each * steps / every:.0f} s in all, muon factor {factor:g}")
 
     longest = 0.0
     for seed in given.seeds:

@@ -40,7 +40,7 @@ def table(kept: dict[str, Any]) -> list[str]:
     base = {one["seed"]: one for one in by_arm[BASE]}
     target = statistics.fmean(one["final_loss"] for one in base.values())
     lines = [
-        f"{kept['device']}, {kept['steps']} steps a run, target {target:.4f}, Muon's `lr_factor` "
+        f"{kept['device']}, {kept['steps']} steps a run, target {target:.4f}, Muon's factor "
         f"{kept['muon_lr_factor']:g}, the runs one after the other:",
         "",
         "| arm | what it changes | ms a step | J a step | final loss, by seed | prompts followed "

@@ -8,7 +8,7 @@ features are random (300 real text tokens); medians of the timed steps. Forms: `
 block checkpointed, one micro-batch: what the published run does), `plain` (eager), `compiled` (each kind of
 block through torch.compile), `fast` (the same through the kernels of trainer.model.kernels), `float8`
 (that, with
-`float8_products`), and `padded` and `packed` (the fast form with captions of 125 text tokens and one in ten
+`precision: float8`), and `padded` and `packed` (the fast form with captions of 125 text tokens and one in ten
 dropped, padded to 300 or by their true lengths). The last three are never taken for the best.
 
 The goals are four times the published model's step on one H200. Beside plain blocks of the same run, each

@@ -143,10 +143,10 @@ def test_a_number_of_ranks_that_the_recipe_cannot_take_ends_the_launch(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     def fits(ranks: int) -> str:
-        return "" if ranks == 2 else f"parallel.shard_size 2 does not divide the {ranks} ranks that are left."
+        return "" if ranks == 2 else f"parallel.sharding 2 does not divide the {ranks} ranks that are left."
 
     bad = {"0": {"after": 60}, "1": {"exit": 77}}
 
     assert over_ssh(cluster, tmp_path, [bad], A, B, fits=fits) == 77
 
-    assert log_file(tmp_path)[-1]["reason"].startswith("parallel.shard_size 2 does not divide the 1 ranks")
+    assert log_file(tmp_path)[-1]["reason"].startswith("parallel.sharding 2 does not divide the 1 ranks")

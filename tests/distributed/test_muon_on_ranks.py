@@ -14,16 +14,15 @@ from trainer.distributed import mesh, parallelize
 from trainer.distributed.parallelize import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.training.optim import adamw
-from trainer.training.optim.muon import MuonSpec
 from trainer.training.optim.schedule import OptimSpec
 
 world = mesh.init_process_groups()
 # A width that three ranks do not divide, so that shards are uneven.
 config = STDiT3Config(hidden_size=20, depth=2, num_heads=2, caption_channels=8, model_max_length=6)
-spec = ParallelSpec(sharding=os.environ["SHARDING"], shard_size=int(os.environ["SIZE"]) or None)
+spec = ParallelSpec(sharding=int(os.environ["SIZE"]) or os.environ["SHARDING"])
 alone, shared = STDiT3(config, seed=3), STDiT3(config, seed=3)
 layout = parallelize.parallelize_model(shared, spec, world, torch.float32)
-optim = OptimSpec(weight_decay=0.1, muon=MuonSpec(lr_factor=2.0))
+optim = OptimSpec(weight_decay=0.1, muon=2.0)
 masters = [adamw.masters(alone, with_muon=True), adamw.masters(shared, with_muon=True, world=world)]
 for step in range(2):
     for number, (name, parameter) in enumerate(adamw.trained(alone).items()):

@@ -30,7 +30,7 @@ THREE = (
 SHARDING = {
     "none": ("parallel.sharding=none",),
     "full": ("parallel.sharding=full",),
-    "hybrid": ("parallel.sharding=hybrid", "parallel.shard_size=2"),
+    "hybrid": ("parallel.sharding=2",),
 }
 
 
@@ -230,8 +230,7 @@ from trainer.model.stdit import STDiT3, STDiT3Config
 world = mesh.init_process_groups()
 config = STDiT3Config(hidden_size=24, depth=2, num_heads=2, caption_channels=8, model_max_length=6,
                       freeze_y_embedder=True)
-spec = ParallelSpec(sharding=os.environ["SHARDING"], shard_size=int(os.environ["SIZE"]) or None,
-                    recompute_blocks=1)
+spec = ParallelSpec(sharding=int(os.environ["SIZE"]) or os.environ["SHARDING"], recompute_blocks=1)
 dtype = getattr(torch, os.environ["DTYPE"])
 
 
@@ -335,11 +334,11 @@ def test_a_model_laid_over_ranks_has_the_gradients_of_one_that_is_whole(
 
 
 def test_ranks_that_a_copy_does_not_divide_are_refused(shards: Path, forks: Forks, tmp_path: Path) -> None:
-    more = ("parallel.sharding=hybrid", "parallel.shard_size=2")
+    more = ("parallel.sharding=2",)
     ended = forks.start(words(shards, tmp_path / "run", *more), ranks=3)
 
     assert set(ended.codes()) == {2}
-    assert "parallel.shard_size 2 does not divide the 3 ranks" in ended.text()
+    assert "parallel.sharding 2 does not divide the 3 ranks" in ended.text()
 
 
 @pytest.mark.soak

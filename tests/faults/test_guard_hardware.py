@@ -85,7 +85,7 @@ def test_a_policy_is_carried_out_on_all_ranks_when_one_is_not_finite(
     recipe: Path, forks: Forks, tmp_path: Path, policy: str
 ) -> None:
     run = tmp_path / "run"
-    given = words(recipe, run, *SHORT, f"guard.nonfinite={policy}", "guard.hardware=warn")
+    given = words(recipe, run, *SHORT, f"guard.nonfinite={policy}", "watch.on_hardware=warn")
     fault = {"FAULTY": "1", "FROM": "5", "UNTIL": "5", "FACTOR": "nan"}
     started = start(forks, given, 2, **fault)
 

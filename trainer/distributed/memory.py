@@ -44,9 +44,9 @@ class Form:
     item_bytes: int = 2
 
 
-def form_of(blocks: Literal["eager", "fast"], precision: Literal["bfloat16", "float32"]) -> Form:
+def form_of(blocks: Literal["eager", "fast"], precision: Literal["float32", "bfloat16", "float8"]) -> Form:
     """Return the form of a recipe's `blocks` and `precision`."""
-    return Form(fast=blocks == "fast", item_bytes=2 if precision == "bfloat16" else 4)
+    return Form(fast=blocks == "fast", item_bytes=4 if precision == "float32" else 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,18 +42,28 @@ from vidcurate.recipe.recipe import Recipe
 class ParallelSpec(Recipe):
     """How the run uses its ranks. It changes the order of float additions and nothing else.
 
-    `sharding`: `none` (every rank holds masters, moments and average), `full` (cut over all ranks) or
-    `hybrid` (cut over `shard_size` ranks, copied over the others).
+    `sharding`: `none` (every rank holds masters, moments and average), `full` (cut over all ranks), `hybrid`
+    (cut over a host's ranks, copied over the hosts) or a number (cut over so many ranks, copied over the
+    others).
     """
 
-    sharding: Literal["none", "full", "hybrid"] = "none"
-    """none: each rank holds all; full: cut over all ranks (FSDP2); hybrid: over shard_size of them (HSDP)"""
-    shard_size: Annotated[int, Field(ge=1)] | None = None
-    """with hybrid, the ranks that share one copy; null: those of a host"""
+    sharding: Literal["none", "full", "hybrid"] | Annotated[int, Field(ge=1)] = "none"
+    """none: each rank holds all; full: cut over all ranks (FSDP2); hybrid: over a host's (HSDP); or how many
+    ranks share one copy"""
     recompute_blocks: Annotated[int, Field(ge=0)] | Literal["fit"] = 0
     """blocks, the first ones, whose activations are computed again in the backward pass to save memory; fit:
     for each shape of micro-batch as few as it needs to fit into the GPU, and with fast blocks none before all
     are lean, which make only q, k and the GELU again"""
+
+    @property
+    def shard_size(self) -> int | None:
+        """The ranks that share one copy, if the recipe gives their number."""
+        return self.sharding if isinstance(self.sharding, int) else None
+
+    @property
+    def form(self) -> memory.Sharding:
+        """The form of `sharding`: a number of ranks is a hybrid one."""
+        return "hybrid" if isinstance(self.sharding, int) else self.sharding
 
 
 class Layout(Protocol):
@@ -252,8 +262,7 @@ def _mesh(spec: ParallelSpec, world: World) -> DeviceMesh:
     size = _shard_size(spec, world)
     if world.size % size:
         raise InputError(
-            f"parallel.shard_size {size} does not divide the {world.size} ranks; "
-            f"choose one that does, or parallel.sharding full."
+            f"parallel.sharding {size} does not divide the {world.size} ranks; choose one that does, or full."
         )
     shape = (world.size // size, size)
     return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
@@ -265,7 +274,7 @@ def _state_bytes(model: STDiT3, spec: ParallelSpec, world: World, item_bytes: in
         counts[not parameter.requires_grad] += parameter.numel()
     ranks = world.size if spec.sharding == "full" else _shard_size(spec, world)
     form = {"item_bytes": item_bytes, "ranks": ranks, "power_averages": averages}
-    return memory.state_bytes(*counts, sharding=spec.sharding, **form)
+    return memory.state_bytes(*counts, sharding=spec.form, **form)
 
 
 def _shard_size(spec: ParallelSpec, world: World) -> int:
@@ -300,13 +309,13 @@ def _check_float8(model: STDiT3, world: World) -> None:
     """Raise InputError unless the model's widths and the GPU support float8 matmuls."""
     if model.config.hidden_size % FLOAT8_ALIGNED:
         raise InputError(
-            f"float8_products is on and the model is {model.config.hidden_size} wide; float8 takes "
-            f"multiples of {FLOAT8_ALIGNED}. Set float8_products=false."
+            f"precision is float8 and the model is {model.config.hidden_size} wide; float8 takes "
+            f"multiples of {FLOAT8_ALIGNED}. Set precision=bfloat16."
         )
     if world.device.type == "cuda" and torch.cuda.get_device_capability(world.device) < FLOAT8_CAPABILITY:
         raise InputError(
-            f"float8_products is on and this GPU is a {torch.cuda.get_device_name(world.device)}; float8 "
-            "with a scale for each row takes an H100 or later. Set float8_products=false."
+            f"precision is float8 and this GPU is a {torch.cuda.get_device_name(world.device)}; float8 "
+            "with a scale for each row takes an H100 or later. Set precision=bfloat16."
         )
 
 
@@ -324,8 +333,8 @@ def parallelize_model(
 
     A single rank holds everything, whatever `spec.sharding` says. `fast` applies the kernels of
     `trainer.model.kernels.apply` to the blocks, with `float8` their large matmuls in float8. The memory for
-    activations leaves out `power_averages`, those beside the EMA. Raises InputError where `shard_size` does
-    not divide the ranks, and where the kernels cannot run.
+    activations leaves out `power_averages`, those beside the EMA. Raises InputError where the ranks of a copy
+    do not divide the ranks, and where the kernels cannot run.
     """
     if fast:
         _check_kernels(model, world, dtype)

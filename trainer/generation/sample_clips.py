@@ -8,7 +8,7 @@ a folder that is complete or absent (`trainer.run_folder.sample_rounds`).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class Pipeline:
     video: VideoEncoder
     text: TextEncoder
     flow: FlowSpec
-    precision: Literal["float32", "bfloat16"]
+    dtype: torch.dtype
     cut_null_caption: bool
 
 
@@ -54,7 +54,7 @@ def pipeline_of(
         video=video_encoder(recipe.video_encoder),
         text=text_encoder(recipe.text_encoder),
         flow=recipe.stages[min(stage, len(recipe.stages) - 1)].flow,
-        precision=recipe.precision,
+        dtype=recipe.dtype,
         cut_null_caption="cut_null_caption" in recipe.model.reproduce,
     )
 
@@ -93,10 +93,8 @@ def sample_clips(
     def row(value: float) -> Tensor:
         return torch.full((len(prompts),), float(value), device=device)
 
-    ratio = row(1.0)
-    if flow_spec.shift:
-        sizes = row(spec.height), row(spec.width), row(spec.num_frames)
-        ratio = rectified_flow.shift_ratio(*sizes, scale=flow_spec.shift_scale)
+    sizes = row(spec.height), row(spec.width), row(spec.num_frames)
+    ratio = rectified_flow.shift_ratio(*sizes, scale=flow_spec.shift_scale)
     null = (weights or model.state_dict())["y_embedder.y_embedding"][None, None]
     velocity = rectified_flow.guided(
         forward,
@@ -107,7 +105,7 @@ def sample_clips(
         cut_null_caption=pipeline.cut_null_caption,
         conditions={"fps": row(spec.fps), "height": row(spec.height), "width": row(spec.width)},
     )
-    with torch.autocast(device.type, torch.bfloat16, enabled=pipeline.precision == "bfloat16"):
+    with torch.autocast(device.type, torch.bfloat16, enabled=pipeline.dtype == torch.bfloat16):
         latent = rectified_flow.sample(velocity, start, rectified_flow.sampling_timesteps(spec.steps, ratio))
     pixels = pipeline.video.decode(latent, num_frames=spec.num_frames)
     eight_bit = ((pixels + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)

@@ -8,13 +8,11 @@ squares, and the same sums of the kept tensors are the average (Karras et al., a
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import field_validator
-
-from vidcurate.recipe.recipe import Recipe
+from pydantic import AfterValidator
 
 PARTS = ("power_ema_narrow", "power_ema_wide")
 """Names of the averages in a checkpoint, in the order of the recipe's widths."""
@@ -22,18 +20,14 @@ WIDEST = math.sqrt(1 / 12)  # the plain mean of all updates, exponent 0
 BINS = 4096  # of updates, in which profiles are compared
 
 
-class PowerAverageSpec(Recipe):
-    """The two averages that are tracked. Each needs as much memory as the weights."""
+def _two_widths(widths: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < widths[0] < widths[1] < WIDEST:
+        raise ValueError(f"the widths are {list(widths)}; give 0 < narrow < wide < {WIDEST:.4f}")
+    return widths
 
-    widths: tuple[float, float] = (0.05, 0.10)
-    """standard deviations of the averages' profiles over the number of updates, narrow and wide"""
 
-    @field_validator("widths")
-    @classmethod
-    def _two_widths(cls, widths: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < widths[0] < widths[1] < WIDEST:
-            raise ValueError(f"widths is {list(widths)}; give 0 < narrow < wide < {WIDEST:.4f}")
-        return widths
+Widths = Annotated[tuple[float, float], AfterValidator(_two_widths)]
+"""Widths of the two averages that are tracked, narrow and wide; each takes as much memory as the weights."""
 
 
 def exponent(width: float) -> float:

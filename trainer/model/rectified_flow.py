@@ -14,7 +14,7 @@ Formulas and their published tables: Open-Sora 1.2's scheduler; docs/model.md li
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -34,39 +34,19 @@ Velocity = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 class FlowSpec(Recipe):
-    """How timesteps are drawn in training, and whether size and length of the clip shift them.
+    """How size and length of a clip shift the timesteps, in training and in sampling.
 
-    The defaults are those of all published stages, and so are mean 0 and deviation 1 of the logit-normal.
-    Sampling uses `shift` and `shift_scale` as well.
+    The default is that of all published stages, as is the distribution before the shift: a logit-normal of
+    mean 0 and deviation 1.
     """
 
-    timesteps: Literal["logit-normal", "uniform"] = "logit-normal"
-    """distribution of the timesteps before the shift"""
-    shift: bool = True
-    """move timesteps towards noise with resolution and length"""
-    shift_scale: float = Field(default=1.0, gt=0)
-    """factor of that shift"""
+    shift_scale: Annotated[float, Field(gt=0)] | None = 1.0
+    """factor of the shift of timesteps towards noise with resolution and length; null: no shift"""
 
 
-def training_timesteps(spec: FlowSpec, draws: Tensor, ratio: Tensor) -> Tensor:
-    """Return the timesteps [B] of a training step, for `draws` [B] and `shift_ratio`'s ratio [B].
-
-    `draws` are standard normal for "logit-normal" and uniform in [0, 1) for "uniform".
-    """
-    timesteps = draw_timesteps(draws, spec.timesteps)
-    return shift_timesteps(timesteps, ratio) if spec.shift else timesteps
-
-
-def draw_timesteps(
-    draws: Tensor, method: Literal["logit-normal", "uniform"], *, loc: float = 0.0, scale: float = 1.0
-) -> Tensor:
-    """Return float32 timesteps in [0, 1000] for `draws` [B].
-
-    "uniform" takes draws in [0, 1), "logit-normal" standard normal draws: 1000 * sigmoid(loc + scale * draw).
-    """
-    if method == "uniform":
-        return draws.float() * TIMESTEPS
-    return torch.sigmoid(loc + scale * draws.float()) * TIMESTEPS
+def draw_timesteps(draws: Tensor) -> Tensor:
+    """Return float32 timesteps in [0, 1000], logit-normal for standard normal `draws` [B]."""
+    return torch.sigmoid(draws.float()) * TIMESTEPS
 
 
 def effective_frames(num_frames: Tensor) -> Tensor:
@@ -84,15 +64,18 @@ def shift_ratio(
     width: Tensor,
     num_frames: Tensor,
     *,
-    scale: float = 1.0,
+    scale: float | None = 1.0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Return by how much the schedule leans to noise, [B]; sizes and frames are the video's, in pixels.
 
     sqrt(height * width / 512²) * sqrt(effective frames) * scale. Each sample has its own ratio, where the
     original asks only the batch's first sample whether it is an image; batches of one shape see no
-    difference. `dtype=torch.bfloat16` evaluates it as the published runs did.
+    difference. `scale` None: 1, which shifts nothing. `dtype=torch.bfloat16` evaluates it as the published
+    runs did.
     """
+    if scale is None:
+        return torch.ones_like(height, dtype=dtype)
     area = height.to(dtype) * width.to(dtype)
     space = (area / BASE_AREA).sqrt()
     time = effective_frames(num_frames.to(dtype)).to(dtype).sqrt()

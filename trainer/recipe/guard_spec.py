@@ -1,7 +1,7 @@
 """Recipe section `guard`: policy for each finding, thresholds of the findings."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,15 +28,13 @@ FIRMNESS: tuple[Policy, ...] = (
 
 Kind = Literal["nonfinite", "spike", "gradient", "divergence", "weights", "lr", "hardware"]
 
-# What can be done about each kind, mildest first: a policy that has been used up gives way to the next.
+# What a recipe can have done about each kind, mildest first: a used-up policy gives way to the next.
 CHOICES: dict[Kind, tuple[Policy, ...]] = {
     "nonfinite": ("skip", "rollback", "stop"),
     "spike": ("ignore", "warn", "skip", "scale_lr", "rollback", "stop"),
     "gradient": ("ignore", "warn", "skip", "scale_lr", "rollback", "stop"),
     "divergence": ("ignore", "warn", "scale_lr", "rollback", "stop"),
     "weights": ("ignore", "warn", "scale_lr", "rollback", "stop"),
-    "lr": ("ignore", "warn", "stop"),
-    "hardware": ("warn", "drain"),
 }
 
 # What follows a finding, however sensitive the guard is.
@@ -115,10 +113,10 @@ class GuardSpec(Recipe):
     """a loss that has been rising slowly over a window of steps"""
     weights: Literal["ignore", "warn", "scale_lr", "rollback", "stop"] = "warn"
     """a jump of the weights' norm, looked at in the steps of log_every"""
-    lr: Literal["ignore", "warn", "stop"] = "warn"
-    """a last learning rate that is not what the schedule says of that step"""
-    hardware: Literal["warn", "drain"] = "drain"
-    """a suspicious step whose rerun gives other numbers: exit with 77, or warn and continue"""
+    lr: ClassVar[Literal["warn"]] = "warn"
+    """a last learning rate that is not what the schedule says of that step: logged, and ends no run"""
+    hardware: ClassVar[Literal["drain"]] = "drain"
+    """a suspicious step whose rerun gives other numbers: exit with 77, unless watch.on_hardware is warn"""
     max_rollbacks: Annotated[int, Field(ge=0)] = 3
     """rollbacks of the whole run; after them the guard takes the next stricter policy"""
     sensitivity: Literal["low", "normal", "high"] = "normal"

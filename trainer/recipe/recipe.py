@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+import torch
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainer.distributed import environment_names
@@ -21,7 +22,7 @@ from trainer.health.watch.spec import WatchSpec
 from trainer.model import frame_masks
 from trainer.model.encoders.precision import EncodedSpec
 from trainer.model.encoders.registry import TextSpec, VideoSpec, text_encoder, video_encoder
-from trainer.model.power_average import PowerAverageSpec
+from trainer.model.power_average import Widths
 from trainer.model.rectified_flow import FlowSpec
 from trainer.model.routing import RoutingSpec
 from trainer.model.stdit import GIANT_3B_2, XL_2, ModelSpec, STDiT3Config
@@ -163,15 +164,15 @@ class TrainRecipe(Recipe):
     """what is trained, in turn"""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """decay of the moving average of the weights, from which samples are drawn"""
-    power_ema: PowerAverageSpec | None = None
-    """two more averages, of which `convert export --ema` makes one of any width afterwards; null: none"""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """of the model's arithmetic; losses, averages and the optimizer stay in float32"""
+    power_ema: Widths | None = None
+    """widths of two more averages, such as [0.05, 0.1], of which `convert export --ema` makes any other width
+    afterwards: standard deviations of their profiles over the number of updates; null: none"""
+    precision: Literal["float32", "bfloat16", "float8"] = "float32"
+    """of the model's arithmetic; losses, averages and the optimizer stay in float32. float8, with fast blocks
+    on an H100 or later: as bfloat16, the inputs of the largest matmuls (qkv, fc1, fc2; not the gradients of
+    weights) rounded to float8, each row with a scale of its own"""
     blocks: Literal["eager", "fast"] = "eager"
     """how a block is computed: eager (plain torch) or fast (Triton kernels, on a GPU)"""
-    float8_products: bool = False
-    """with fast blocks: the largest products (qkv, fc1, fc2; not the gradients of weights) of numbers rounded
-    to float8, each row with a scale of its own; on an H100 or later. It changes the numbers"""
     parallel: ParallelSpec = ParallelSpec()
     """how the ranks share the model; it changes no more than the order of float additions"""
     loader: LoaderSpec = LoaderSpec()
@@ -224,10 +225,9 @@ class TrainRecipe(Recipe):
                 "model.skip_y_embedder takes captions as its projection made them before training; set "
                 "model.freeze_y_embedder=true, or the projection would continue to train"
             )
-        if self.float8_products and (self.blocks, self.precision) != ("fast", "bfloat16"):
+        if self.precision == "float8" and self.blocks != "fast":
             raise ValueError(
-                f"float8_products is on with blocks={self.blocks} and precision={self.precision}; set "
-                "blocks=fast and precision=bfloat16, or float8_products=false"
+                f"precision is float8 with blocks={self.blocks}; set blocks=fast, or precision=bfloat16"
             )
         if self.sample:
             _, _, rows, columns = video.latent_shape(
@@ -239,6 +239,11 @@ class TrainRecipe(Recipe):
                     "as mp4 asks, and no smaller than the video encoder's blocks"
                 )
         return self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the activations."""
+        return torch.float32 if self.precision == "float32" else torch.bfloat16
 
     def _check_fewer_tokens_and_steps(self) -> None:
         """Raise ValueError for routed pairs that the model lacks, and for Muon in some stages only."""

@@ -6,8 +6,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from trainer.data import model_inputs
 from trainer.data import stages as data_stages
 from trainer.data.stages import StageData
@@ -104,10 +102,10 @@ def set_up(
         model,
         recipe.parallel,
         world,
-        getattr(torch, recipe.precision),
+        recipe.dtype,
         fast=recipe.blocks == "fast",
-        float8=recipe.float8_products,
-        power_averages=len(recipe.power_ema.widths) if recipe.power_ema else 0,
+        float8=recipe.precision == "float8",
+        power_averages=len(recipe.power_ema or ()),
     )
     with_muon = recipe.stages[0].optim.muon is not None
     masters = adamw.masters(model, with_muon=with_muon, world=world)

@@ -101,10 +101,9 @@ def clip_losses(
     height, width, num_frames = (torch.full((count,), float(size)) for size in sizes)
 
     noises = rng.normal(seed, "noise", step, ids, tuple(latents.shape[1:]))
-    is_normal = stage.flow.timesteps == "logit-normal"
-    draws = rng.scalars(seed, "timestep", step, ids, "normal" if is_normal else "uniform")
+    draws = rng.scalars(seed, "timestep", step, ids, "normal")
     ratio = rectified_flow.shift_ratio(height, width, num_frames, scale=stage.flow.shift_scale)
-    timesteps = rectified_flow.training_timesteps(stage.flow, draws, ratio)
+    timesteps = rectified_flow.shift_timesteps(rectified_flow.draw_timesteps(draws), ratio)
     x_mask = None
     if any(ratio for name, ratio in stage.mask_ratios.items() if name != "identity"):
         x_mask, _ = frame_masks.draw_masks(stage.mask_ratios, frames, seed=seed, step=step, clip_ids=ids)

@@ -77,7 +77,7 @@ class Mirrors:
         )
         wandb: dict[str, Any] | None = None
         if spec.wandb:
-            wandb = {"project": spec.wandb.project, "config": config}
+            wandb = {"project": spec.wandb, "config": config}
             for key, variable in (("name", "WANDB_NAME"), ("group", "WANDB_RUN_GROUP")):
                 wandb[key] = os.environ.get(variable) or config["name"]
         self._wanted = {"tensorboard": {} if spec.tensorboard else None, "wandb": wandb}

@@ -23,6 +23,8 @@ class Removed(NamedTuple):
     """the new name of a key, or the new spelling of a value"""
     is_merged: bool = False
     """the key was a section, whose keys are now keys of the section around it"""
+    is_value: bool = False
+    """of a former word in a mapping: its value is now the value of the mapping's key"""
 
 
 def _renamed(key: str) -> Removed:
@@ -46,12 +48,14 @@ _ENCODER = Removed("the model takes it from the encoder; leave it out")
 _VAE = Removed("the value is a constant of trainer/model/encoders/vae.py")
 _FRAMES = Removed("the value is a constant of vidcurate/curation/frame_scores/spec.py")
 _MODELS = Removed("the value is a constant of vidcurate/curation/model_scores/spec.py")
-_DEDUP = Removed("the value is a constant of vidcurate/curation/dedup/spec.py")
+_DEDUP = Removed("the value is a constant in vidcurate/curation/dedup")
 _SPLIT = Removed("the value is a constant of vidcurate/curation/difficulty/spec.py")
 
 REMOVED: Mapping[str, Mapping[str, Removed]] = {
     "GuardSpec": {
-        "rerun": Removed("a suspicious step is always computed again; hardware: warn only records it"),
+        "hardware": Removed("write watch.on_hardware: act or warn"),
+        "lr": Removed("a learning rate that differs from the schedule's is logged and ends no run"),
+        "rerun": Removed("a suspicious step is always computed again; watch.on_hardware: warn records it"),
         "rerun_tolerance": _SENSITIVITY,
         "most_warnings": Removed("warnings have no limit; choose a stricter policy for the finding"),
         "most_skips": _COUNT,
@@ -100,22 +104,37 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "small_cells=refuse": Removed("write merge, which refuses what fits no other bucket", now="merge"),
     },
     "Stage": {"mask_ratios.intepolate": Removed("write interpolate", now="interpolate")},
-    "TrainRecipe": {"blocks=readable": Removed("write eager", now="eager")},
+    "TrainRecipe": {
+        "blocks=readable": Removed("write eager", now="eager"),
+        "float8_products": Removed("write precision: float8", False),
+        "power_ema.widths": Removed("write power_ema: [NARROW, WIDE]", is_value=True),
+    },
     "LoaderSpec": {
         "max_worker_clips": _READ,
         "max_worker_bytes": _READ,
         "remote": Removed("write its cache_folder and cache_bytes in loader", is_merged=True),
     },
-    "WandbSpec": {
-        "entity": Removed("set WANDB_ENTITY in the environment"),
-        "name": Removed("set WANDB_NAME in the environment"),
-        "group": Removed("set WANDB_RUN_GROUP in the environment"),
-        "tags": Removed("set WANDB_TAGS in the environment"),
-        "mode": Removed("set WANDB_MODE in the environment"),
+    "TrackersSpec": {
+        "wandb.project": Removed("write wandb: PROJECT", is_value=True),
+        "wandb.entity": Removed("set WANDB_ENTITY in the environment"),
+        "wandb.name": Removed("set WANDB_NAME in the environment"),
+        "wandb.group": Removed("set WANDB_RUN_GROUP in the environment"),
+        "wandb.tags": Removed("set WANDB_TAGS in the environment"),
+        "wandb.mode": Removed("set WANDB_MODE in the environment"),
+    },
+    "ParallelSpec": {"shard_size": Removed("write sharding: NUMBER")},
+    "OptimSpec": {
+        "muon.lr_factor": Removed("write muon: FACTOR", is_value=True),
+        "muon.momentum": Removed("the value is a constant of trainer/training/optim/muon.py", 0.95),
+    },
+    "SegmentSpec": {
+        "is_new_stage": Removed("write begins: resume for more of the previous stage in a new process"),
     },
     "EncodedSpec": {"shard_bytes": Removed("the value is a constant of trainer/model/encoders/precision.py")},
     "ExperimentSpec": {"name": Removed("an experiment has the name of its recipe: write recipe: {name: …}")},
     "FlowSpec": {
+        "timesteps": Removed("timesteps are logit-normal, as in all published stages", "logit-normal"),
+        "shift": Removed("write shift_scale: 1.0, or shift_scale: null for no shift", True),
         "loc": Removed("the logit-normal has mean 0, as in all published stages", 0.0),
         "scale": Removed("the logit-normal has deviation 1, as in all published stages", 1.0),
     },
@@ -147,7 +166,11 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "source_pattern": Removed("put a column source_id into the table, and name it in map", None)
     },
     "DedupSpec": {
-        "packets": Removed("coded pictures are compared wherever score-frames has read them", True)
+        "packets": Removed("coded pictures are compared wherever score-frames has read them", True),
+        "captions.threshold": Removed("write captions: SHARE", is_value=True),
+        "semantic.threshold": Removed("write semantic: COSINE", is_value=True),
+        "semantic.clips_per_cluster": _DEDUP,
+        "semantic.embeddings": Removed("put the file at RUN/embeddings.parquet (clip_id, embedding)", None),
     },
     "OutlierRule": {
         "missing": Removed(
@@ -199,10 +222,6 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "min_frames": _DEDUP,
         "orientations": Removed("rotated and mirrored copies are always looked for", "any"),
     },
-    "SemanticSpec": {
-        "clips_per_cluster": _DEDUP,
-        "embeddings": Removed("put the file at RUN/embeddings.parquet (clip_id, embedding)", None),
-    },
     "SplitSpec": {
         "warn_effect_size": _SPLIT,
         "warn_tail_ratio": _SPLIT,
@@ -239,6 +258,16 @@ def branches(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterato
             yield from branches(inner, definitions)
 
 
+def _without_former_words(mapping: Mapping[str, Any], rows: Mapping[str, Removed | None]) -> Any:
+    """Return a mapping with the words of now, or its value if a former word's value is now the mapping's."""
+    whole = next((word for word, row in rows.items() if row and row.is_value), None)
+    if whole is None:
+        return {row.now if (row := rows[word]) else word: each for word, each in mapping.items()}
+    defaults = {word: row.default for word, row in rows.items() if row}
+    is_same = all(word == whole or defaults.get(word) in (ANY, each) for word, each in mapping.items())
+    return mapping[whole] if is_same else mapping
+
+
 def _upgraded(value: Any, nodes: Sequence[Mapping[str, Any]], definitions: Mapping[str, Any]) -> Any:
     nodes = [inner for node in nodes for inner in branches(node, definitions)]
     if isinstance(value, list):
@@ -267,7 +296,6 @@ def _upgraded(value: Any, nodes: Sequence[Mapping[str, Any]], definitions: Mappi
             if isinstance(place, dict)
         ]
         if isinstance(inner, dict):
-            words = {word: former.get(f"{key}.{word}") for word in inner}
-            inner = {row.now if (row := words[word]) else word: each for word, each in inner.items()}
+            inner = _without_former_words(inner, {word: former.get(f"{key}.{word}") for word in inner})
         kept[name] = replaced.now if replaced else _upgraded(inner, within, definitions)
     return kept

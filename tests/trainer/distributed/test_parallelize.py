@@ -111,7 +111,7 @@ def test_the_copy_takes_the_masters_values_at_every_step_and_leaves_them_alone()
 
 
 def test_one_rank_alone_holds_everything_whatever_the_sharding() -> None:
-    for spec in (ParallelSpec(sharding="full"), ParallelSpec(sharding="hybrid", shard_size=4)):
+    for spec in (ParallelSpec(sharding="full"), ParallelSpec(sharding=4)):
         assert isinstance(
             parallelize.parallelize_model(model(), spec, ALONE, torch.float32), parallelize.Replicated
         )
@@ -119,7 +119,7 @@ def test_one_rank_alone_holds_everything_whatever_the_sharding() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("sharding: half", "none.*full.*hybrid"), ("shard_size: 0", "greater than or equal to 1")],
+    [("sharding: half", "none.*full.*hybrid"), ("sharding: 0", "greater than or equal to 1")],
 )
 def test_a_layout_that_makes_no_sense_is_refused(text: str, said: str) -> None:
     with pytest.raises(RecipeError, match=said):

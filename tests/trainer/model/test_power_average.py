@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from trainer.model import power_average
-from trainer.model.power_average import WIDEST, Kept, PowerAverageSpec
-from vidcurate.errors import RecipeError
-from vidcurate.recipe.recipe import parse
+from trainer.model.power_average import WIDEST, Kept, Widths
 
 UPDATES = 400
 
@@ -65,7 +64,7 @@ def test_two_averages_of_one_update_alone_do_not_make_a_far_width() -> None:
 
 @pytest.mark.parametrize("widths", ["[0.1, 0.05]", "[0, 0.1]", "[0.1, 0.3]"])
 def test_widths_that_no_profile_has_are_refused(widths: str) -> None:
-    with pytest.raises(RecipeError, match="narrow < wide"):
-        parse(f"widths: {widths}", PowerAverageSpec)
+    with pytest.raises(ValidationError, match="narrow < wide"):
+        TypeAdapter(Widths).validate_json(widths)
     with pytest.raises(ValueError, match="between 0 and"):
         power_average.exponent(WIDEST)

@@ -62,14 +62,11 @@ def test_the_loss_is_float32_whatever_comes_in() -> None:
 
 
 def test_timesteps_follow_their_distribution() -> None:
-    uniform = rectified_flow.draw_timesteps(column(0, 0.25, 0.999), "uniform")
-    torch.testing.assert_close(uniform, column(0, 250, 999))
-    normal = rectified_flow.draw_timesteps(column(0, 1, -1), "logit-normal", loc=0.5, scale=2.0)
-    torch.testing.assert_close(normal, 1000 * torch.sigmoid(column(0.5, 2.5, -1.5)))
-    spec = rectified_flow.FlowSpec(timesteps="uniform", shift=False)
-    torch.testing.assert_close(rectified_flow.training_timesteps(spec, column(0.5), column(3.0)), column(500))
-    spec = rectified_flow.FlowSpec(timesteps="uniform")
-    torch.testing.assert_close(rectified_flow.training_timesteps(spec, column(0.5), column(3.0)), column(750))
+    normal = rectified_flow.draw_timesteps(column(0, 1, -1))
+    torch.testing.assert_close(normal, 1000 * torch.sigmoid(column(0, 1, -1)))
+    torch.testing.assert_close(rectified_flow.shift_timesteps(column(500), column(3.0)), column(750))
+    unshifted = rectified_flow.shift_ratio(column(720), column(1280), column(51), scale=None)
+    torch.testing.assert_close(rectified_flow.shift_timesteps(normal, unshifted), normal)
 
 
 def test_frames_are_counted_as_published_where_that_is_defined() -> None:

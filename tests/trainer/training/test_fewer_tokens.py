@@ -21,7 +21,7 @@ ON = (
     "stages.0.steps=4",
     "stages.0.checkpoint_every=2",
     "stages.0.routing={share: 0.5, pairs: [1, 1], dense_finish: 0.25}",
-    "stages.0.optim.muon={lr_factor: 2.0}",
+    "stages.0.optim.muon=2.0",
     "sample=null",
 )
 
@@ -91,7 +91,7 @@ def test_the_moments_of_another_optimizer_are_refused(shards: Path, run: Path, t
     [
         ("stages.0.routing.pairs=[1, 3]", "routing.pairs ends at 3 and the model's last pair is 2"),
         ("stages.0.routing.pairs=[2, 1]", "give \\[first, last\\]"),
-        ("stages.0.optim.muon.momentum=1", "momentum"),
+        ("stages.0.optim.muon=0", "optim.muon"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(

@@ -63,7 +63,7 @@ def test_a_run_is_not_begun_from_elsewhere_while_it_has_checkpoints(
         ("stages.0.caption_dropout=0.5", r"stages\.0\.caption_dropout"),
         ("stages.0.data.micro_batches_per_step=1", "Alternatives, .*--start-from-scratch"),
         ("stages.0.mask_ratios={}", r"stages\.0\.mask_ratios\.image_head was 0.25"),
-        ("stages.0.flow.shift=false", r"stages\.0\.flow\.shift was True"),
+        ("stages.0.flow.shift_scale=null", r"stages\.0\.flow\.shift_scale was "),
     ],
 )
 def test_a_recipe_that_changes_the_past_is_refused(

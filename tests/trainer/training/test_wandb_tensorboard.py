@@ -17,7 +17,7 @@ from trainer.train import train
 from trainer.training import wandb_tensorboard
 
 SHORT = ("stages.0.steps=3", "stages.0.log_every=1", "sample=null")
-WANDB = "trackers.wandb={project: vidcurate-tests}"
+WANDB = "trackers.wandb=vidcurate-tests"
 
 
 @pytest.fixture(autouse=True)

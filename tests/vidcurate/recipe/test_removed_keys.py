@@ -17,7 +17,9 @@ SETTINGS = (
     "guard.max_rollbacks=5",
     "stages.0.mask_ratios={interpolate: 0.1}",
     "validation={every: 9}",
-    "trackers.wandb={project: p}",
+    "trackers.wandb=p",
+    "power_ema=[0.05, 0.1]",
+    "stages.0.optim.muon=1.0",
 )
 ROWS = [(name, key) for name, keys in REMOVED.items() for key in keys]
 
@@ -79,9 +81,14 @@ def with_former_keys(document: dict[str, Any]) -> dict[str, Any]:
         for key, row in REMOVED.get(name, {}).items():
             if "." in key:
                 mapping, _, word = key.partition(".")
-                place[mapping] = {
-                    word if name == row.now else name: one for name, one in place[mapping].items()
-                }
+                if row.is_value:
+                    place[mapping] = {word: place[mapping]}
+                elif row.now is None:
+                    place[mapping][word] = 7 if row.default is ANY else row.default
+                else:
+                    place[mapping] = {
+                        word if name == row.now else name: one for name, one in place[mapping].items()
+                    }
             elif "=" in key:
                 former, _, value = key.partition("=")
                 place[former] = value if place[former] == row.now else place[former]
@@ -97,7 +104,7 @@ def with_former_keys(document: dict[str, Any]) -> dict[str, Any]:
         "LoaderSpec": document["loader"],
         "ModelSpec": document["model"],
         "ValidationSpec": document["validation"],
-        "WandbSpec": document["trackers"]["wandb"],
+        "TrackersSpec": document["trackers"],
     }
     add(document, "TrainRecipe")
     for name, place in parts.items():
@@ -105,6 +112,7 @@ def with_former_keys(document: dict[str, Any]) -> dict[str, Any]:
     for stage in document["stages"]:
         add(stage["data"], "DataSpec")
         add(stage["flow"], "FlowSpec")
+        add(stage["optim"], "OptimSpec")
         add(stage, "Stage")
     return document
 

@@ -124,9 +124,9 @@ def _run(given: argparse.Namespace) -> int:
 
     def fits(ranks: int) -> str:
         size = wanted.parallel.shard_size
-        if wanted.parallel.sharding != "hybrid" or size is None or ranks % size == 0:
+        if size is None or ranks % size == 0:
             return ""
-        return f"parallel.shard_size {size} does not divide the {ranks} ranks; take a multiple of it."
+        return f"parallel.sharding {size} does not divide the {ranks} ranks; take a multiple of it."
 
     code = supervisor.supervise(
         wanted.output,

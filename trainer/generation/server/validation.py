@@ -64,14 +64,14 @@ def _tools(taken: Taken, model: Model, world: World) -> StepContext:
     twin.eval().requires_grad_(False)
     is_fast = recipe.blocks == "fast" and world.device.type == "cuda"
     alone = mesh.World(rank=0, size=1, device=world.device)  # the model is not sharded
-    dtype = getattr(torch, recipe.precision)
+    dtype = recipe.dtype
     layout = parallelize.parallelize_model(
         twin,
         parallelize.ParallelSpec(),
         alone,
         dtype,
         fast=is_fast,
-        float8=recipe.float8_products and is_fast,
+        float8=recipe.precision == "float8" and is_fast,
     )
     projection = model_inputs.frozen_projection(own, world.device) if recipe.model.skip_y_embedder else None
     return StepContext(

@@ -41,8 +41,8 @@ class WatchSpec(Recipe):
     on_slow_rank: Policy = "warn"
     """when a rank is slow"""
     on_hardware: Literal["warn", "act"] = "act"
-    """act: what the table of Xids says (exit code 77 to continue without the node, 76 to restart); warn:
-    record only"""
+    """act: what the table of Xids says (exit code 77 to continue without the node, 76 to restart), and 77 for
+    a rank whose suspicious step comes out otherwise when computed again; warn: record only"""
 
 
 class LostRankError(VidcurateError):

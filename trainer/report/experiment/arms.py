@@ -101,12 +101,12 @@ def chain(spec: ExperimentSpec, arm: ArmSpec, seed: int, out: Path) -> Chain:
         if begins == "weights":
             stages, done, ckpt_path = [], 0, folder
             folder = home.with_name(f"{home.name}-part-{number + 1}")
-        if segment.is_new_stage:
+        if begins == "resume":
+            begins, steps = "restart", pattern["steps"] * segment.times
+            stages = [*stages[:-1], {**stages[-1], "steps": stages[-1]["steps"] + steps}]
+        else:
             stages = [*stages, _stage(pattern, segment, number)]
             steps = stages[-1]["steps"]
-        else:
-            steps = pattern["steps"] * segment.times
-            stages = [*stages[:-1], {**stages[-1], "steps": stages[-1]["steps"] + steps}]
         whole = {**plain, "name": f"{spec.recipe.name}-{arm.name}", "seed": seed, "output": str(folder)}
         start = Start(
             recipe=_recipe({**whole, "stages": stages}, where), ends=done + steps, ckpt_path=ckpt_path

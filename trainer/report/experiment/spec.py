@@ -18,12 +18,10 @@ EXPERIMENT = "experiment"
 class SegmentSpec(Recipe):
     """What an arm trains from one of its marks to the next."""
 
-    begins: Literal["next", "restart", "weights"] = "next"
-    """next: as the next stage, in the same process; restart: a new process resumes from the last
-    checkpoint; weights: a new run starts from the last weights only (--ckpt-path), without optimizer, EMA and
-    position. An arm's first segment starts the run in any case"""
-    is_new_stage: bool = True
-    """false: no separate stage, but more steps of the previous stage, whose data continues"""
+    begins: Literal["next", "restart", "resume", "weights"] = "next"
+    """next: as the next stage, in the same process; restart: as the next stage, in a new process from the
+    last checkpoint; resume: more steps of the previous stage in such a process; weights: a new run starts
+    from the last weights only (--ckpt-path). An arm's first segment starts the run in any case"""
     times: Count = 1
     """its length, in lengths of the recipe's stage"""
     stage: dict[str, Any] = Field(default_factory=dict)
@@ -31,11 +29,8 @@ class SegmentSpec(Recipe):
 
     @model_validator(mode="after")
     def _resumes_or_changes(self) -> Self:
-        if not self.is_new_stage and (self.stage or self.begins == "weights"):
-            raise ValueError(
-                "a segment with is_new_stage: false continues the previous stage. Leave out stage, and "
-                "use begins: next or restart"
-            )
+        if self.begins == "resume" and self.stage:
+            raise ValueError("a segment with begins: resume continues the previous stage; leave out stage")
         return self
 
 
@@ -58,7 +53,7 @@ class ArmSpec(Recipe):
         fixed = sorted({"output", "seed", "stages"} & set(self.recipe))
         if fixed:
             raise ValueError(f"arm {self.name} changes {', '.join(fixed)}: the experiment decides that")
-        if not self.segments[0].is_new_stage:
+        if self.segments[0].begins == "resume":
             raise ValueError(f"arm {self.name}: its first segment needs a stage of its own")
         return self
 

@@ -63,7 +63,7 @@ def memory_of(
             "video_encoder_bytes": video_encoder(recipe.video_encoder).predicted_bytes() if are_there else 0,
             "text_encoder_bytes": text_encoder(recipe.text_encoder).predicted_bytes() if are_there else 0,
         }
-        averages = len(recipe.power_ema.widths) if recipe.power_ema else 0
+        averages = len(recipe.power_ema or ())
         found = _model_memory(stage.plan, recipe.parallel, form, encoding, state, averages)
         needs.append(found | encoders)
     return needs
@@ -109,7 +109,7 @@ def _model_memory(
         "state_bytes": memory.state_bytes(
             *state,
             item_bytes=form.item_bytes,
-            sharding=spec.sharding,
+            sharding=spec.form,
             ranks=ranks,
             power_averages=power_averages,
         ),

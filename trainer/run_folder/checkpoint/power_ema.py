@@ -33,7 +33,7 @@ class Averaged:
 
 def _widths(state: Mapping[str, Any]) -> tuple[float, ...] | None:
     spec = state.get("recipe", {}).get("power_ema")
-    return tuple(spec["widths"]) if spec else None
+    return tuple(spec["widths"] if isinstance(spec, dict) else spec) if spec else None  # once {widths: …}
 
 
 def _began(state: Mapping[str, Any]) -> int:

@@ -109,10 +109,10 @@ class StepGuard:
             figures=decision.found.figures,
             clips=decision.found.clips,
         )
-        about = decide([found], self.context.recipe.guard, self.state.guard)
-        if about is None or about.action == "warn":
+        if self.context.recipe.watch.on_hardware == "warn":
             return replace(decision, found=replace(decision.found, reason=found.reason))
-        return replace(about, others=(decision.found, *decision.others))
+        others = (decision.found, *decision.others)
+        return Decision(action="drain", policy="drain", found=found, others=others)
 
     def _act(self, decision: Decision, verdict: RerunVerdict | None, computed: Computed | None) -> None:
         """Record a decision and carry it out; `rollback` records a rollback once its target is known."""

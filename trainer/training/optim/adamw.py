@@ -238,8 +238,7 @@ def update(
         muon.update(
             matrices,
             [found[name] for name in matrices.names],
-            spec.muon,
-            lr=lr,
+            lr=lr * spec.muon,
             weight_decay=spec.weight_decay,
             ema_decay=ema_decay,
             scale=clip_factor,

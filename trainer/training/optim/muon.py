@@ -13,31 +13,20 @@ by one rank, so the result does not depend on the number of ranks.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
 from torch import Tensor, nn
 
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
-from vidcurate.recipe.recipe import Recipe
 
 STEPS = (3.4445, -4.7750, 2.0315)  # of the odd polynomial, five times
 NUM_STEPS = 5
+MOMENTUM = 0.95  # share that a step keeps, Nesterov's; Keller Jordan's default
 RMS = 0.2  # of an update's elements, as AdamW's are
 CHUNK_ELEMENTS = 1 << 27  # of the matrices that are orthogonalised together
 PARTS = {"attn.qkv.weight": 3, "cross_attn.kv_linear.weight": 2}  # matrices that lie in one weight
-
-
-class MuonSpec(Recipe):
-    """Muon's settings. Learning rate, weight decay and clipping are those of `optim`."""
-
-    lr_factor: Annotated[float, Field(gt=0)] = 1.0
-    """learning rate of the matrices over that of the rest"""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """share of the momentum that a step keeps (Nesterov)"""
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
@@ -121,7 +110,6 @@ def owners_of(shapes: Sequence[tuple[int, int]], size: int) -> tuple[int, ...]:
 def update(
     held: Matrices,
     gradients: Sequence[Tensor | None],
-    spec: MuonSpec,
     *,
     lr: float,
     weight_decay: float,
@@ -134,7 +122,6 @@ def update(
     """
     if not held.names:
         return
-    lr *= spec.lr_factor
     momenta, pieces = list(held.momenta), list(held.pieces)
     given = [
         torch.zeros_like(piece) if gradient is None else gradient
@@ -142,8 +129,8 @@ def update(
     ]
     if scale != 1:
         torch._foreach_mul_(given, scale)
-    torch._foreach_lerp_(momenta, given, 1 - spec.momentum)
-    torch._foreach_lerp_(given, momenta, spec.momentum)  # Nesterov's look ahead
+    torch._foreach_lerp_(momenta, given, 1 - MOMENTUM)
+    torch._foreach_lerp_(given, momenta, MOMENTUM)  # Nesterov's look ahead
     if weight_decay:
         torch._foreach_mul_(pieces, 1 - lr * weight_decay)
     found = _whole_updates(held, given)

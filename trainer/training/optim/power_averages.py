@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer.distributed import mesh
 from trainer.model import power_average
-from trainer.model.power_average import PARTS, PowerAverageSpec
+from trainer.model.power_average import PARTS, Widths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,9 @@ class PowerAverages:
             torch._foreach_lerp_(averages, pieces, 1 - power_average.decay(gamma, number))
 
 
-def make_power_averages(
-    spec: PowerAverageSpec | None, weights: dict[str, nn.Parameter]
-) -> PowerAverages | None:
-    """Return the averages before their first update, copies of the weights; None without a `spec`."""
-    if spec is None:
+def make_power_averages(widths: Widths | None, weights: dict[str, nn.Parameter]) -> PowerAverages | None:
+    """Return the averages before their first update, copies of the weights; None without `widths`."""
+    if widths is None:
         return None
 
     def copied(weight: nn.Parameter) -> Tensor:
@@ -42,5 +40,5 @@ def make_power_averages(
 
     return PowerAverages(
         tensors={part: {name: copied(one) for name, one in weights.items()} for part in PARTS},
-        gammas=tuple(map(power_average.exponent, spec.widths)),
+        gammas=tuple(map(power_average.exponent, widths)),
     )

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.training.optim.muon import MuonSpec
 from vidcurate.recipe.recipe import Recipe
 
 Positive = Annotated[float, Field(gt=0)]
@@ -44,8 +43,9 @@ class OptimSpec(Recipe):
     """AdamW's epsilon"""
     grad_clip: Positive | None = 1.0
     """largest norm of the gradient; null: no limit"""
-    muon: MuonSpec | None = None
-    """update the blocks' matrices by Muon and the rest by AdamW; null: AdamW updates all"""
+    muon: Positive | None = None
+    """update the blocks' matrices by Muon, the rest by AdamW: the matrices' learning rate over the rest's,
+    such as 1.0; null: AdamW updates all"""
 
     @model_validator(mode="after")
     def _words_fit_the_schedule(self) -> Self:

@@ -96,7 +96,7 @@ def _hosts(rank: _Rank) -> tuple[list[str], list[int], list[str]]:
 
 def _of_device(rank: _Rank, stages: tuple[StageData, ...], state: tuple[int, int]) -> list[Check]:
     recipe, place, effort = rank.recipe, rank.world.device, rank.effort
-    dtype = getattr(torch, recipe.precision)
+    dtype = recipe.dtype
 
     def memory() -> list[Check]:
         needs = memory_of(stages, recipe, state)

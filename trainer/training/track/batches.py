@@ -57,8 +57,7 @@ def draw(recipe: TrackRecipe, shape: tuple[int, ...], step: int, numbers: tuple[
     ids = [clip_id(number) for number in numbers]
     seed, clips = recipe.seed, recipe.clips
     size = (torch.full((len(ids),), float(value)) for value in (clips.height, clips.width, clips.frames))
-    is_normal = recipe.flow.timesteps == "logit-normal"
-    levels = rng.scalars(seed, "timestep", step, ids, "normal" if is_normal else "uniform")
+    draws = rng.scalars(seed, "timestep", step, ids, "normal")
     ratio = rectified_flow.shift_ratio(*size, scale=recipe.flow.shift_scale)
     patch = recipe.model.patch_size
     places = -(-shape[2] // patch[1]) * -(-shape[3] // patch[2])
@@ -69,7 +68,7 @@ def draw(recipe: TrackRecipe, shape: tuple[int, ...], step: int, numbers: tuple[
     return Draws(
         numbers=numbers,
         noise=rng.normal(seed, "noise", step, ids, shape),
-        timesteps=rectified_flow.training_timesteps(recipe.flow, levels, ratio),
+        timesteps=rectified_flow.shift_timesteps(rectified_flow.draw_timesteps(draws), ratio),
         drops=rng.caption_drops(seed, step, ids, recipe.caption_dropout),
         order=order,
         route=route,

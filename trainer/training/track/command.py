@@ -20,7 +20,7 @@ from vidcurate.errors import InputError, StateError
 EXAMPLE = """\
   python -m trainer track recipes/track-tiny.yaml
   python -m trainer track recipes/track.yaml --seed 1 --seed 2 --seed 3
-  python -m trainer track recipes/track.yaml --set name=muon --set optim.muon={} --compare runs/track
+  python -m trainer track recipes/track.yaml --set name=muon --set optim.muon=1.0 --compare runs/track
 """
 
 

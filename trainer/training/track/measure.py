@@ -92,8 +92,6 @@ def samples(model: nn.Module, recipe: TrackRecipe, held: Held, null: Tensor, vid
             for value in (spec.height, spec.width, spec.frames)
         )
         ratio = rectified_flow.shift_ratio(*size, scale=recipe.flow.shift_scale)
-        if not recipe.flow.shift:
-            ratio = torch.ones_like(ratio)
         velocity = rectified_flow.guided(
             model, y, mask, null[None, None], scale=target.guidance, conditions=facts(spec, len(x), x.device)
         )

@@ -120,9 +120,7 @@ def _words(search: Search, clips: pl.DataFrame, spec: DedupSpec, progress: Progr
         search.label_kinds.append("caption")
         representative = label == np.arange(len(clips))
     rows = np.flatnonzero(representative)
-    found = captions.find_caption_pairs(
-        clips["caption"].gather(rows), spec.captions.threshold, progress=progress
-    )
+    found = captions.find_caption_pairs(clips["caption"].gather(rows), spec.captions, progress=progress)
     search.add_alike("caption", _in_rows(found.pairs, rows))
     search.notes["comparisons_skipped"] += found.comparisons_skipped
 

@@ -12,11 +12,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from vidcurate.curation.dedup.pairs import NO_PAIRS, Pairs, Rows, pairs_of
-from vidcurate.curation.dedup.spec import SemanticSpec
 from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 
 ALL_WITH_ALL = 20_000
+CLIPS_PER_CLUSTER = 1000  # about so many, beyond ALL_WITH_ALL
 _ROWS_AT_ONCE = 2048
 _ITERATIONS = 20
 _SEED = 0
@@ -79,7 +79,7 @@ def _within(rows: Rows, vectors: Vectors, threshold: float) -> list[Pairs]:
     return found
 
 
-def _groups(vectors: Vectors, clips_per_cluster: int) -> NDArray[np.int64]:
+def _groups(vectors: Vectors) -> NDArray[np.int64]:
     """Return the k-means cluster of each row. Raises InputError without faiss."""
     if importlib.util.find_spec("faiss") is None:
         raise InputError(
@@ -88,7 +88,7 @@ def _groups(vectors: Vectors, clips_per_cluster: int) -> NDArray[np.int64]:
         )
     import faiss
 
-    count = max(2, len(vectors) // clips_per_cluster)
+    count = max(2, len(vectors) // CLIPS_PER_CLUSTER)
     means = faiss.Kmeans(
         vectors.shape[1], count, niter=_ITERATIONS, seed=_SEED, spherical=True, verbose=False
     )
@@ -98,18 +98,18 @@ def _groups(vectors: Vectors, clips_per_cluster: int) -> NDArray[np.int64]:
 
 
 def find_semantic_pairs(
-    rows: Rows, vectors: Vectors, spec: SemanticSpec, *, progress: Progress = no_progress
+    rows: Rows, vectors: Vectors, threshold: float, *, progress: Progress = no_progress
 ) -> Pairs:
-    """Return the pairs of `rows` whose embeddings reach the threshold; `distance` is 1 - cosine."""
+    """Return the pairs of `rows` whose cosine is at least `threshold`; `distance` is 1 - cosine."""
     if len(rows) <= ALL_WITH_ALL:
-        found = _within(rows, vectors, spec.threshold)
+        found = _within(rows, vectors, threshold)
     else:
-        cluster = _groups(vectors, spec.clips_per_cluster)
+        cluster = _groups(vectors)
         order = np.argsort(cluster, kind="stable")
         ends = np.flatnonzero(np.diff(cluster[order])) + 1
         found = []
         for number, members in enumerate(np.split(order, ends)):
-            found += _within(rows[members], vectors[members], spec.threshold)
+            found += _within(rows[members], vectors[members], threshold)
             progress(number + 1, len(ends) + 1, "clusters")
     found = [part for part in found if len(part)] or [NO_PAIRS]
     return pairs_of(

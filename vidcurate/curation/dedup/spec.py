@@ -22,26 +22,6 @@ class PerceptualSpec(Recipe):
     """levels of 255 by which the thumbnails may differ once brightness and contrast are made equal"""
 
 
-class CaptionSpec(Recipe):
-    """Twins by words: MinHash over runs of three words."""
-
-    threshold: Similarity = 0.8
-    """share of their runs of three words that two captions have in common (Jaccard)"""
-
-
-class SemanticSpec(Recipe):
-    """Twins by meaning: cosine of embeddings within k-means clusters (SemDeDup, Abbas et al. 2023).
-
-    The embeddings are those of RUN/embeddings.parquet, which score-models writes.
-    """
-
-    threshold: Similarity = 0.97
-    """cosine from which two clips are twins"""
-    clips_per_cluster: ClassVar[int] = 1000
-    """clips are compared with those of their own k-means cluster, of about this size; up to 20,000 clips all
-    are compared with all"""
-
-
 class DedupSpec(Recipe):
     """Which kinds of duplicates to look for, and which copy to prefer. A kind that is null is left out."""
 
@@ -49,10 +29,12 @@ class DedupSpec(Recipe):
     """files with the same bytes (only files of equal size are read)"""
     perceptual: PerceptualSpec | None = PerceptualSpec()
     """twins by look"""
-    captions: CaptionSpec | None = None
-    """twins by words; captions that thousands of clips rightly share make twins of them, so it is off"""
-    semantic: SemanticSpec | None = None
-    """twins by meaning"""
+    captions: Similarity | None = None
+    """twins by words: the share of their runs of three words that two captions have in common (Jaccard by
+    MinHash), such as 0.8; captions that thousands of clips rightly share make twins of them, so it is off"""
+    semantic: Similarity | None = None
+    """twins by meaning: the cosine from which two clips are twins, such as 0.97, of the embeddings in
+    RUN/embeddings.parquet, within k-means clusters (SemDeDup, Abbas et al. 2023)"""
     within_source: bool = True
     """twins by look, words or meaning may come from one source video; false: two clips of a source are never
     twins (neighbouring clips of a still camera look alike)"""

@@ -18,8 +18,8 @@ from trainer.cluster.launch import command as launch_command
         (["--min-hosts", "2"], "--min-hosts 2: there are only 1."),
         (["--hostfile", "nowhere"], "hostfile nowhere: cannot be read (No such file or directory); write"),
         (
-            ["--nproc-per-node", "3", "--set", "parallel.sharding=hybrid", "--set", "parallel.shard_size=2"],
-            "parallel.shard_size 2 does not divide the 3 ranks; take a multiple of it.",
+            ["--nproc-per-node", "3", "--set", "parallel.sharding=2"],
+            "parallel.sharding 2 does not divide the 3 ranks; take a multiple of it.",
         ),
         (["--dry-run"], "--dry-run starts no ranks; write `python -m trainer RECIPE --dry-run`."),
         (["--print-env"], "--print-env starts no ranks"),

@@ -67,7 +67,7 @@ def test_wandb_gets_a_run_of_its_own_in_the_group_with_the_trainings_step_as_axi
 
     monkeypatch.setenv("WANDB_MODE", "offline")
 
-    run = trained(tmp_path, "trackers.wandb={project: vidcurate-tests}")
+    run = trained(tmp_path, "trackers.wandb=vidcurate-tests")
     (training,) = (run / "wandb").glob("offline-run-*/run-*.wandb")
     assert main(["serve", "--once", str(run)]) == 0
     assert main(["serve", "--once", "--seeds", "3", str(run)]) == 0

@@ -150,15 +150,10 @@ def test_a_block_of_float8_products_is_near_the_readable_one_forward_and_backwar
     assert all(torch.equal(again[name], ours[name]) for name in ours), "the same input gives the same bits"
 
 
-def test_the_recipe_takes_float8_products_with_fast_blocks_in_bfloat16_alone() -> None:
-    usual, both = load(TINY), ["blocks=fast", "precision=bfloat16"]
-    assert not usual.float8_products
-    assert load(TINY, [*both, "float8_products=true"]).float8_products
-    for setting in both:
-        with pytest.raises(
-            RecipeError, match="set blocks=fast and precision=bfloat16, or float8_products=false"
-        ):
-            load(TINY, [setting, "float8_products=true"])
+def test_the_recipe_takes_float8_with_fast_blocks_alone() -> None:
+    assert load(TINY, ["precision=float8", "blocks=fast"]).dtype == torch.bfloat16
+    with pytest.raises(RecipeError, match="set blocks=fast, or precision=bfloat16"):
+        load(TINY, ["precision=float8"])
 
 
 def test_a_width_and_a_gpu_that_float8_does_not_fit_are_refused_by_name(

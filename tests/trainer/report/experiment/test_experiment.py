@@ -28,7 +28,7 @@ from vidcurate.recipe import recipe as strict
 ROOT = Path(__file__).resolve().parents[4]
 ARMS: list[dict[str, Any]] = [
     {"name": "whole", "segments": [{"times": 2}]},
-    {"name": "stops", "segments": [{}, {"begins": "restart", "is_new_stage": False}]},
+    {"name": "stops", "segments": [{}, {"begins": "resume"}]},
     {
         "name": "reset",
         "segments": [
@@ -185,7 +185,7 @@ WRONG = {
     ),
     "two arms of one name": ({"arms": [ARMS[0], ARMS[0]]}, "whole is taken"),
     "more of nothing": (
-        {"arms": [{"name": "a", "segments": [{"is_new_stage": False}]}, ARMS[1]]},
+        {"arms": [{"name": "a", "segments": [{"begins": "resume"}]}, ARMS[1]]},
         "first segment needs a stage",
     ),
 }  # fmt: skip

@@ -20,7 +20,7 @@ ON = (
     "stages.0.checkpoint_every=1",
     "stages.0.keep_last=9",
     "sample=null",
-    "power_ema={}",
+    "power_ema=[0.05, 0.1]",
 )
 
 

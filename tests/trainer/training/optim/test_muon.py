@@ -8,13 +8,12 @@ from torch import Tensor
 
 from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.training.optim import adamw, muon
-from trainer.training.optim.muon import MuonSpec
 from trainer.training.optim.schedule import OptimSpec
 
 CONFIG = STDiT3Config(
     hidden_size=16, depth=1, num_heads=2, in_channels=4, caption_channels=8, model_max_length=4
 )
-SPEC = OptimSpec(weight_decay=0.1, betas=(0.9, 0.99), muon=MuonSpec(lr_factor=2.0, momentum=0.9))
+SPEC = OptimSpec(weight_decay=0.1, betas=(0.9, 0.99), muon=2.0)
 
 
 def draw(shape: tuple[int, ...], seed: int) -> Tensor:
@@ -81,8 +80,8 @@ def test_an_update_is_momentum_then_orthogonal_then_scaled_and_the_rest_is_adamw
         given_gradients(theirs, seed)
         for each in (masters, theirs):
             adamw.update(each, SPEC, lr=1e-2, ema_decay=0.8, clip_factor=0.5)
-        momentum = 0.9 * momentum + 0.1 * gradient
-        look_ahead = 0.1 * gradient + 0.9 * momentum
+        momentum = 0.95 * momentum + 0.05 * gradient
+        look_ahead = 0.05 * gradient + 0.95 * momentum
         (update,) = muon.orthogonalised([look_ahead], [1])
         weight = weight * (1 - 2e-2 * 0.1) - 2e-2 * 0.2 * 64**0.5 * update
         average = 0.8 * average + 0.2 * weight

@@ -26,7 +26,7 @@ SHORT = (
     "model.depth=3",
     "model.hidden_size=32",
 )
-BOTH = ("optim.muon={lr_factor: 2.0}", "routing={share: 0.5, pairs: [1, 1], dense_finish: 0.25}")
+BOTH = ("optim.muon=2.0", "routing={share: 0.5, pairs: [1, 1], dense_finish: 0.25}")
 
 
 def words(folder: Path, *more: str) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import COLUMNS
 from vidcurate.curation.clip_table.table import Provenance
-from vidcurate.curation.dedup.spec import CaptionSpec, DedupSpec, PerceptualSpec, SemanticSpec
+from vidcurate.curation.dedup.spec import DedupSpec, PerceptualSpec
 from vidcurate.curation.dedup.stage import run_dedup
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.curation.frame_scores.stage import run_frames
@@ -182,13 +182,13 @@ def test_captions_that_say_nearly_the_same_are_twins_when_asked_for(tmp_path: Pa
     rows = [{"clip_id": str(n), "caption": caption} for n, caption in enumerate(captions)]
     run = make_run(tmp_path / "run", rows)
     assert run_dedup(run, DedupSpec()).duplicates == 0
-    run_dedup(run, DedupSpec(captions=CaptionSpec(threshold=0.6)))
+    run_dedup(run, DedupSpec(captions=0.6))
     assert copies(run) == {"1": "0", "2": "0", "4": "3"}
     found = found_in(run)
     assert found["1"]["duplicate_distance"] == 0
     # 19 runs of three words each, three of which hold the changed word.
     assert found["2"]["duplicate_distance"] == pytest.approx(1 - 16 / 22)
-    run_dedup(run, DedupSpec(captions=CaptionSpec(threshold=0.8)))
+    run_dedup(run, DedupSpec(captions=0.8))
     assert copies(run) == {"1": "0", "4": "3"}
 
 
@@ -198,7 +198,7 @@ def test_embeddings_find_twins_by_meaning(tmp_path: Path) -> None:
     vectors[3] = 5 * vectors[1] + 0.01
     vectors[5] = 0  # has no direction
     run = make_run(tmp_path / "run", [{"clip_id": str(n)} for n in range(6)])
-    spec = DedupSpec(semantic=SemanticSpec(threshold=0.97))
+    spec = DedupSpec(semantic=0.97)
     with pytest.raises(InputError, match=r"embeddings\.parquet: no such file"):
         run_dedup(run, spec)
     held = pl.DataFrame({"clip_id": [str(n) for n in range(6)], "embedding": vectors.tolist()})
@@ -226,8 +226,8 @@ def test_many_embeddings_are_compared_within_k_means_clusters(
     pl.DataFrame({"clip_id": [f"{n:04}" for n in range(2000)], "embedding": vectors.tolist()}).write_parquet(
         run / "embeddings.parquet"
     )
-    monkeypatch.setattr(SemanticSpec, "clips_per_cluster", 200)
-    run_dedup(run, DedupSpec(semantic=SemanticSpec(threshold=0.99)))
+    monkeypatch.setattr(semantic, "CLIPS_PER_CLUSTER", 200)
+    run_dedup(run, DedupSpec(semantic=0.99))
     found = copies(run)
     assert {name for name in found if found[name] == f"{int(name) - 1000:04}"} == set(found)
     assert len(found) > 190  # k-means parts few
@@ -327,7 +327,7 @@ def test_a_second_run_is_up_to_date_and_a_changed_file_is_read_again(tmp_path: P
 
 def test_an_empty_table_and_a_run_without_one(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [])
-    everything = DedupSpec(captions=CaptionSpec())
+    everything = DedupSpec(captions=0.8)
     assert run_dedup(run, everything).rows_in == 0
     with pytest.raises(StageError, match="Run `vidcurate ingest` first"):
         run_dedup(tmp_path / "none", DedupSpec())

@@ -17,7 +17,7 @@ from tests.tiny_models import WIDTH, head_of, make_classifier, make_clip
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import AGGREGATES
 from vidcurate.curation.clip_table.table import Provenance
-from vidcurate.curation.dedup.spec import DedupSpec, SemanticSpec
+from vidcurate.curation.dedup.spec import DedupSpec
 from vidcurate.curation.dedup.stage import run_dedup
 from vidcurate.curation.model_scores.spec import ModelsSpec
 from vidcurate.curation.model_scores.stage import run_models
@@ -311,8 +311,7 @@ def test_embeddings_are_what_dedup_reads(run: tuple[Path, Path], clip_folder: Pa
     held = pl.read_parquet(run[0] / "embeddings.parquet")
     assert held["clip_id"].to_list() == ["0", "1", "2", "3", "5"]
     assert np.linalg.norm(np.array(held["embedding"].to_list()), axis=1) == pytest.approx(1, abs=1e-4)
-    meaning = SemanticSpec(threshold=0.99999)
-    run_dedup(run[0], DedupSpec(exact=False, perceptual=None, semantic=meaning))
+    run_dedup(run[0], DedupSpec(exact=False, perceptual=None, semantic=0.99999))
     found = table.scan(run[0], "dedup").collect()
     copies = found.filter(pl.col("duplicate_of").is_not_null()).select("clip_id", "duplicate_of")
     assert copies.rows() == [("1", "0")]
