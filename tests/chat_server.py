@@ -3,17 +3,12 @@
 import base64
 import hashlib
 import json
-import socket
-import struct
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-SLOW_SECONDS = 60.0  # longer than any patience in a test; the end of the test wakes it
+from tests.failing_server import FailingHandler, FailingServer, running
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ def plain(question: Question) -> str:
     return f"{length} {question.frames_hash} and {len(question.frames)} trees."
 
 
-class ChatServer(ThreadingHTTPServer):
+class ChatServer(FailingServer):
     """Answers POST /v1/chat/completions with `answer(question)`: a text, or a whole JSON body.
 
     `faults`: what the next requests meet, one each: None, a status such as 500, (status, headers) or
@@ -45,31 +40,19 @@ class ChatServer(ThreadingHTTPServer):
     questions that came.
     """
 
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 64
-
     def __init__(self, answer: Callable[[Question], Any]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.answer = answer
-        self.faults: deque[Any] = deque()
-        self.always: Any = None
         self.on_question: Callable[[int], None] = lambda number: None
         self.asked: list[Question] = []
         self.answered: list[Question] = []
-        self.lock = threading.Lock()
-        self.is_over = threading.Event()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients hang up in these tests."""
+        return f"{super().url}/v1"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(FailingHandler):
     server: ChatServer
 
     def do_POST(self) -> None:
@@ -88,40 +71,23 @@ class _Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.asked.append(question)
             number = len(server.asked)
-            fault = server.faults.popleft() if server.faults else server.always
+        fault = server.next_fault()
         server.on_question(number)
-        if fault == "slow":
-            server.is_over.wait(SLOW_SECONDS)
-            self.close_connection = True
-        elif fault == "reset":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-            self.close_connection = True
-        elif isinstance(fault, (int, tuple)):
+        if self.fails(fault):
+            return
+        if isinstance(fault, (int, tuple)):
             status, headers, said = (*(fault if isinstance(fault, tuple) else (fault,)), {}, b"")[:3]
-            self._send(status, said or b'{"error": {"message": "the server is unwell"}}', headers)
+            self.send(status, said or b'{"error": {"message": "the server is unwell"}}', headers)
         elif self.path != "/v1/chat/completions":
-            self._send(404, b'{"detail": "Not Found"}', {})
+            self.send(404, b'{"detail": "Not Found"}', {})
         else:
             found = server.answer(question)
             data = json.dumps(found if isinstance(found, dict) else completion(found)).encode()
             if fault == "not_json":
                 data = data[: len(data) // 2]
-            self._send(200, data, {}, is_cut=fault == "cut")
+            self.send(200, data, {}, is_cut=fault == "cut")
             with server.lock:
                 server.answered.append(question)
-
-    def _send(self, status: int, data: bytes, headers: dict[str, str], *, is_cut: bool = False) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data[: len(data) // 2] if is_cut else data)
-        self.close_connection = self.close_connection or is_cut
-
-    def log_message(self, *words: object) -> None:
-        """Say nothing."""
 
 
 def completion(
@@ -136,16 +102,6 @@ def completion(
     }
 
 
-@contextmanager
-def chatting(answer: Callable[[Question], Any] = plain) -> Iterator[ChatServer]:
+def chatting(answer: Callable[[Question], Any] = plain) -> AbstractContextManager[ChatServer]:
     """Serve answers until the end of the block."""
-    server = ChatServer(answer)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.is_over.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return running(ChatServer(answer))

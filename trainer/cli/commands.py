@@ -38,6 +38,16 @@ def add_run(to: argparse.ArgumentParser) -> None:
     to.add_argument("path", type=Path, metavar="RUN", help="a run folder, or a checkpoint folder (step-…)")
 
 
+def add_settings(to: argparse.ArgumentParser, help: str) -> None:
+    """Add `--set KEY=VALUE` as `settings`, a list of texts; may be repeated."""
+    to.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help=help)
+
+
+def add_traceback(to: argparse.ArgumentParser) -> None:
+    """Add the flag `--traceback`."""
+    to.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
+
+
 def run_short_command(act: Callable[[], None]) -> int:
     """Run a command and return its exit code: 0, or that of the project's error, printed as one line.
 

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from trainer.cli import commands
+
 EXAMPLE = """\
 example:
   python -m trainer recipes/first-steps.yaml --set output=runs/first --set stages.0.data.shards=run/shards
@@ -50,13 +52,8 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("recipe", type=Path, metavar="RECIPE", help="the recipe, a YAML file")
-    made.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change one setting of the recipe, such as seed=7 or stages.0.optim.lr=2e-4; may be repeated",
+    commands.add_settings(
+        made, "change one setting of the recipe, such as seed=7 or stages.0.optim.lr=2e-4; may be repeated"
     )
     made.add_argument(
         "--load",
@@ -101,5 +98,5 @@ def parser() -> argparse.ArgumentParser:
         "without a RECIPE",
     )
     made.add_argument("--json", action="store_true", help="print the answer as JSON")
-    made.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
+    commands.add_traceback(made)
     return made

@@ -43,13 +43,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FOLDER", help="the folder of latents; made if not there"
     )
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change one setting of the recipe, such as encoded.latent_dtype=bfloat16; may be repeated",
+    commands.add_settings(
+        parser, "change one setting of the recipe, such as encoded.latent_dtype=bfloat16; may be repeated"
     )
     parser.add_argument(
         "--stage",
@@ -71,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="say what would be written and how large; write nothing"
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
+    commands.add_traceback(parser)
     return parser
 
 

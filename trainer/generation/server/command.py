@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--time-limit-seconds", type=float, default=600.0, metavar="S", help="for one request (600)"
     )
     parser.add_argument("--json", action="store_true", help="print each round as a line of JSON")
-    parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
+    commands.add_traceback(parser)
     return parser
 
 

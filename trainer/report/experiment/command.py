@@ -31,13 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the folder of runs and answer (default: the recipe's output)"
     )
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change one setting, such as seeds=[1] or recipe.stages.0.steps=20; may be repeated",
+    commands.add_settings(
+        parser, "change one setting, such as seeds=[1] or recipe.stages.0.steps=20; may be repeated"
     )
     parser.add_argument(
         "--scale",
@@ -67,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print as JSON the last recipe of an arm, or of `experiment` all settings; run nothing",
     )
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
-    parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
+    commands.add_traceback(parser)
     return parser
 
 

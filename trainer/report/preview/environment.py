@@ -19,7 +19,7 @@ def main(words: Sequence[str]) -> int:
         "  python -m trainer --print-env recipes/first-steps.yaml --json",
     )
     parser.add_argument("recipe", type=Path, nargs="?", metavar="RECIPE", help="with its `environment`")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
+    commands.add_settings(parser, "change one setting of the recipe; may be repeated")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     given: argparse.Namespace = parser.parse_args(words)
 

@@ -77,10 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument(
         "place", type=Path, metavar="RECIPE", help="a recipe (YAML), a run folder, or a checkpoint folder"
     )
-    show.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE",
-        help="change one setting of the recipe; may be repeated",
-    )  # fmt: skip
+    cli_commands.add_settings(show, "change one setting of the recipe; may be repeated")
     show.add_argument("--json", action="store_true", help="print the answer as JSON")
     show.add_argument("--steps", metavar="A:B", help="the steps from A to B, counted from 1; or one step")
     show.add_argument("--world", type=int, metavar="W", help="say which of W ranks runs each micro-batch")

@@ -29,14 +29,7 @@ def _parser() -> argparse.ArgumentParser:
         "track", "Run the track: train to a target loss on generated clips, and write a record.", EXAMPLE
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="the track's recipe, YAML or JSON")
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change one setting; may be repeated",
-    )
+    commands.add_settings(parser, "change one setting; may be repeated")
     parser.add_argument(
         "--seed",
         dest="seeds",
@@ -63,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--beside", type=int, default=0, help=argparse.SUPPRESS)  # runs at the same time
     parser.add_argument("--no-graphs", action="store_true", help="capture no CUDA graphs")
     parser.add_argument("--json", action="store_true", help="print the records as JSON")
-    parser.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
+    commands.add_traceback(parser)
     return parser
 
 
