@@ -27,6 +27,7 @@ from rows import cpu, keep, row
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.distributed import mesh, parallelize
 from trainer.distributed.mesh import World
+from trainer.distributed.spec import ParallelSpec
 from trainer.model.stdit import GIANT_3B_2, XL_2, STDiT3, STDiT3Config
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint, checksum, parts
@@ -46,7 +47,7 @@ def state(config: STDiT3Config, sharding: str, world: World) -> Parts:
     with torch.device("meta"):
         model = STDiT3(config)
     model.to_empty(device="cpu")
-    spec = parallelize.ParallelSpec.model_validate({"sharding": sharding})
+    spec = ParallelSpec.model_validate({"sharding": sharding})
     parallelize.parallelize_model(model, spec, world, torch.float32)
     for tensor in model.state_dict().values():
         mesh.local_shard(tensor).normal_()

@@ -21,6 +21,7 @@ from rows import as_table, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.distributed import mesh, parallelize
+from trainer.distributed.spec import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.training.optim import adamw, schedule
 
@@ -39,7 +40,7 @@ def main() -> None:
     world = mesh.init_process_groups()
     gpu = world.device.type == "cuda"
     model = STDiT3(STDiT3Config(freeze_y_embedder=True, depth=given.depth), 0)
-    spec = parallelize.ParallelSpec(sharding=given.sharding)
+    spec = ParallelSpec(sharding=given.sharding)
     layout = parallelize.parallelize_model(model, spec, world, torch.bfloat16, fast=gpu)
     masters = adamw.masters(model)
     scale = 1 if gpu else 8  # a look at the script where there is no GPU

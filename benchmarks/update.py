@@ -29,6 +29,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.distributed import parallelize
 from trainer.distributed.mesh import World
+from trainer.distributed.spec import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.training.optim import adamw
 from trainer.training.optim import ema as optim_ema
@@ -127,7 +128,7 @@ def build(config: STDiT3Config, device: torch.device) -> tuple[STDiT3, Any]:
         for value in itertools.chain(model.parameters(), model.buffers()):
             value.normal_(0, 0.02, generator=generator)
     world = World(rank=0, size=1, device=device)
-    return model, parallelize.parallelize_model(model, parallelize.ParallelSpec(), world, torch.bfloat16)
+    return model, parallelize.parallelize_model(model, ParallelSpec(), world, torch.bfloat16)
 
 
 def timed(work: Callable[[], object], sync: Callable[[], object]) -> tuple[float, float]:

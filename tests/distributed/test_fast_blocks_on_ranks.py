@@ -17,7 +17,7 @@ from trainer.model import rng
 from trainer.training.optim import adamw
 from trainer.distributed import parallelize
 from trainer.model.kernels import qk_norm
-from trainer.distributed.parallelize import ParallelSpec
+from trainer.distributed.spec import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config, lengths_read
 
 qk_norm.BACKWARD = (4, 4)  # the interpreter is slow

@@ -11,7 +11,7 @@ UPDATES = """
 import json, os
 import torch
 from trainer.distributed import mesh, parallelize
-from trainer.distributed.parallelize import ParallelSpec
+from trainer.distributed.spec import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.training.optim import adamw
 from trainer.training.optim.schedule import OptimSpec

@@ -224,7 +224,7 @@ from trainer.distributed import mesh
 from trainer.training.optim import adamw, schedule
 from trainer.distributed import parallelize
 from trainer.run_folder.checkpoint.checksum import checksum
-from trainer.distributed.parallelize import ParallelSpec
+from trainer.distributed.spec import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config
 
 world = mesh.init_process_groups()

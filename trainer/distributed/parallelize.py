@@ -21,10 +21,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Annotated, Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -33,37 +32,10 @@ from trainer.distributed import memory, mesh
 from trainer.distributed.activation_checkpointing import Choose, Recompute, chooser
 from trainer.distributed.memory import Form
 from trainer.distributed.mesh import World
+from trainer.distributed.spec import ParallelSpec
 from trainer.model.kernels import requirements
 from trainer.model.stdit import STDiT3
 from vidcurate.errors import InputError
-from vidcurate.recipe.recipe import Recipe
-
-
-class ParallelSpec(Recipe):
-    """How the run uses its ranks. It changes the order of float additions and nothing else.
-
-    `sharding`: `none` (every rank holds masters, moments and average), `full` (cut over all ranks), `hybrid`
-    (cut over a host's ranks, copied over the hosts) or a number (cut over so many ranks, copied over the
-    others).
-    """
-
-    sharding: Literal["none", "full", "hybrid"] | Annotated[int, Field(ge=1)] = "none"
-    """none: each rank holds all; full: cut over all ranks (FSDP2); hybrid: over a host's (HSDP); or how many
-    ranks share one copy"""
-    recompute_blocks: Annotated[int, Field(ge=0)] | Literal["fit"] = 0
-    """blocks, the first ones, whose activations are computed again in the backward pass to save memory; fit:
-    for each shape of micro-batch as few as it needs to fit into the GPU, and with fast blocks none before all
-    are lean, which make only q, k and the GELU again"""
-
-    @property
-    def shard_size(self) -> int | None:
-        """The ranks that share one copy, if the recipe gives their number."""
-        return self.sharding if isinstance(self.sharding, int) else None
-
-    @property
-    def form(self) -> memory.Sharding:
-        """The form of `sharding`: a number of ranks is a hybrid one."""
-        return "hybrid" if isinstance(self.sharding, int) else self.sharding
 
 
 class Layout(Protocol):

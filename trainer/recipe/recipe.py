@@ -16,7 +16,7 @@ import torch
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from trainer.distributed import environment_names
-from trainer.distributed.parallelize import ParallelSpec
+from trainer.distributed.spec import ParallelSpec
 from trainer.health.checks.spec import PreflightSpec
 from trainer.health.watch.spec import WatchSpec
 from trainer.model import frame_masks

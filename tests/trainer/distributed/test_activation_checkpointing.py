@@ -11,7 +11,7 @@ from trainer.distributed import activation_checkpointing, memory, parallelize
 from trainer.distributed.activation_checkpointing import Recompute
 from trainer.distributed.memory import KEEP_ALL, Form, Plan
 from trainer.distributed.mesh import ALONE
-from trainer.distributed.parallelize import ParallelSpec
+from trainer.distributed.spec import ParallelSpec
 from trainer.distributed.step_time import Work
 from trainer.model import rng
 from trainer.model.stdit import XL_2, STDiT3, STDiT3Config

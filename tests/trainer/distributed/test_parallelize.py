@@ -6,7 +6,8 @@ from torch import Tensor
 
 from trainer.distributed import parallelize
 from trainer.distributed.mesh import ALONE
-from trainer.distributed.parallelize import Layout, ParallelSpec
+from trainer.distributed.parallelize import Layout
+from trainer.distributed.spec import ParallelSpec
 from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.run_folder.checkpoint.checksum import checksum
 from trainer.training.optim import adamw

@@ -15,6 +15,7 @@ from trainer.data import model_inputs
 from trainer.data import stages as data_stages
 from trainer.distributed import mesh, parallelize
 from trainer.distributed.mesh import World
+from trainer.distributed.spec import ParallelSpec
 from trainer.generation.server.weights import Model, Taken
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.stdit import STDiT3
@@ -67,7 +68,7 @@ def _tools(taken: Taken, model: Model, world: World) -> StepContext:
     dtype = recipe.dtype
     layout = parallelize.parallelize_model(
         twin,
-        parallelize.ParallelSpec(),
+        ParallelSpec(),
         alone,
         dtype,
         fast=is_fast,

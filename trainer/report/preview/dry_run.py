@@ -16,7 +16,7 @@ from trainer.data.latents import request as latents_request
 from trainer.data.latents.request import Encoding
 from trainer.distributed import memory
 from trainer.distributed.memory import Form
-from trainer.distributed.parallelize import ParallelSpec
+from trainer.distributed.spec import ParallelSpec
 from trainer.distributed.step_time import Work
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.stdit import STDiT3, STDiT3Config

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trainer.distributed import parallelize
 from trainer.distributed.mesh import World, device_name
-from trainer.distributed.parallelize import ParallelSpec
+from trainer.distributed.spec import ParallelSpec
 from trainer.model import flops, tensors
 from trainer.model.encoders.space_to_depth import SpaceToDepth
 from trainer.model.encoders.word_hash import WordHash

@@ -17,7 +17,7 @@ from tests.trainer.blocks_for_tests import random_block, small_tiles
 from tests.trainer.shards_for_tests import TINY
 from trainer.distributed import parallelize
 from trainer.distributed.mesh import ALONE
-from trainer.distributed.parallelize import ParallelSpec
+from trainer.distributed.spec import ParallelSpec
 from trainer.model import layers
 from trainer.model.kernels import apply, float8, matmul, mlp, requirements
 from trainer.model.kernels.float8 import Scaled

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 from tests.trainer.blocks_for_tests import random_block, small_tiles
 from trainer.distributed import parallelize
 from trainer.distributed.mesh import ALONE
-from trainer.distributed.parallelize import ParallelSpec
+from trainer.distributed.spec import ParallelSpec
 from trainer.model import layers, rng
 from trainer.model.kernels import apply, flash_attention, tiles
 from trainer.model.kernels.temporal_attention import MAX_FRAMES, temporal_attention

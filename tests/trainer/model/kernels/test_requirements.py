@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="triton is not installed on this platform")
 
 from trainer.distributed import parallelize
 from trainer.distributed.mesh import ALONE
-from trainer.distributed.parallelize import ParallelSpec
+from trainer.distributed.spec import ParallelSpec
 from trainer.model.kernels import requirements
 from trainer.model.stdit import STDiT3, STDiT3Config
 from vidcurate.errors import InputError
