@@ -11,26 +11,25 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vidcurate.curation.export.clips import FOLDS, ExportSpec, Plan, PlannedClip, plan
+from vidcurate.curation.export.record import RECORD, check_same, made_record, read_record
 from vidcurate.curation.export.trainers.exported import Exported, ExportedClip, Files, Link
 from vidcurate.curation.export.trainers.registry import TRAINERS, warnings
 from vidcurate.curation.export.write_clip import failed, write_clip
 from vidcurate.curation.fit.models import model_named
-from vidcurate.errors import InputError, StageError, StorageError
+from vidcurate.errors import StageError
 from vidcurate.executor.map_clips import Progress, map_clips_in_parts, no_progress
 from vidcurate.executor.parts_folder import ExecutorSpec, PartSummary
 from vidcurate.storage import atomic_file, lock
 
-RECORD = "EXPORT.json"
 _PARTS = ".clips"
 _SECONDS_PER_CLIP = 3600.0
-_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +74,14 @@ def run_export(
     planned = plan(run, spec, videos)
     out = out.absolute()
     with _alone(out):
-        record = _record(out)
+        record = read_record(out)
         if record is None:
             record = _write(planned, out, trainers, num_workers, progress)
             kept = 0
         else:
-            try:
-                _check_same(record, planned, out)
-                kept = len(record["clips"])
-                trainers = sorted({*record["trainers"], *trainers})
-                _exported(out, record)
-            except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-                raise _damaged(out) from error
+            check_same(record, planned, out)
+            kept = len(record["clips"])
+            trainers = sorted({*record["trainers"], *trainers})
             _write_manifests(out, out, record, trainers)
     return _summary(out, record | {"trainers": trainers}, kept)
 
@@ -106,53 +101,6 @@ def _alone(out: Path) -> Iterator[None]:
     path = out.parent / f".{out.name}.lock"
     with lock.exclusive(path, wait=False, busy=busy, is_removed=True, is_required=False):
         yield
-
-
-def _record(out: Path) -> dict[str, Any] | None:
-    """Return the record of a finished export, None for a folder that is absent or empty."""
-    try:
-        found = json.loads((out / RECORD).read_text(encoding="utf-8"))
-        if found["version"] != _VERSION or not isinstance(found["clips"], list):
-            raise ValueError
-    except FileNotFoundError:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise InputError(
-                f"{out}: exists and is no export ({RECORD} is missing). Choose another folder."
-            ) from None
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(out) from error
-    return dict(found)
-
-
-def _damaged(out: Path) -> InputError:
-    return InputError(f"{out / RECORD}: damaged, or of another version. Choose another folder.")
-
-
-def _check_same(record: dict[str, Any], planned: Plan, out: Path) -> None:
-    """Raise InputError for a folder of other clips or settings, StorageError for a clip that changed.
-
-    A record whose clips are not those of the plan was changed by hand.
-    """
-    if record["digest"] != planned.digest:
-        was, now = (
-            f"--fit {one['model']}" if one["model"] else "no --fit" for one in _specs(record, planned)
-        )
-        why = f"made with {was}, this is {now}" if was != now else "made from other clips, captions or files"
-        raise InputError(
-            f"{out}: holds another export ({why}). Choose another folder, or remove this one first."
-        )
-    keys = sorted((one["fold"], one["key"]) for one in (*record["clips"], *record["failed"]))
-    if keys != sorted((clip.fold, clip.key) for clip in planned.clips):
-        raise ValueError
-    for clip in record["clips"]:
-        path = out / clip["fold"] / f"{clip['key']}.mp4"
-        if atomic_file.size_of(path) != clip["size_bytes"]:
-            raise StorageError(f"{path}: missing or changed since the export. Remove {out} and export again.")
-
-
-def _specs(record: dict[str, Any], planned: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
-    return record["spec"], asdict(planned.spec)
 
 
 def _crashed(clip: PlannedClip) -> dict[str, Any]:
@@ -190,7 +138,7 @@ def _write(
         video_seconds=[clip.seconds for clip in planned.clips],
     )
     assert not isinstance(rows, PartSummary), "no part was asked for"
-    record = _made_record(planned, list(rows), trainers)
+    record = made_record(planned, list(rows), trainers)
     if not any(clip["fold"] == "train" for clip in record["clips"]):
         shutil.rmtree(building)
         raise StageError(
@@ -201,34 +149,10 @@ def _write(
         _write_manifests(building, out, record, trainers)
         shutil.rmtree(building / _PARTS)
         if out.exists():
-            out.rmdir()  # empty, as `_record` has checked
+            out.rmdir()  # empty, as `read_record` has checked
         building.replace(out)
         atomic_file.fsync_folder(out.parent)
     return record
-
-
-def _made_record(planned: Plan, rows: list[dict[str, Any]], trainers: list[str]) -> dict[str, Any]:
-    clips, problems = [], []
-    for clip, row in zip(planned.clips, rows, strict=True):
-        about = {"key": clip.key, "clip_id": clip.clip_id, "fold": clip.fold}
-        if row["problem"] is None:
-            facts = {
-                name: row[name] for name in ("how", "num_frames", "rate", "width", "height", "size_bytes")
-            }
-            clips.append({**about, "captions": clip.captions, "own": clip.own, **facts})
-        else:
-            problems.append({**about, "kind": row["kind"], "problem": row["problem"]})
-    return {
-        "version": _VERSION,
-        "digest": planned.digest,
-        "stage": planned.stage,
-        "spec": asdict(planned.spec),
-        "trainers": trainers,
-        "left_out": planned.left_out,
-        "own_columns": planned.own_dtypes,
-        "clips": clips,
-        "failed": problems,
-    }
 
 
 def _remove_others(building: Path, record: dict[str, Any]) -> None:

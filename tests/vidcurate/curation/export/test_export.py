@@ -16,7 +16,7 @@ from tests import shard_runs
 from tests.vidcurate.curation.export import clip_runs, readers
 from vidcurate.cli import main as cli
 from vidcurate.curation.clip_table import table
-from vidcurate.curation.export import stage
+from vidcurate.curation.export import record, stage
 from vidcurate.curation.export.clips import ExportSpec, plan
 from vidcurate.curation.fit.fit_clip import fit_clip
 from vidcurate.curation.fit.models import MODELS
@@ -63,8 +63,8 @@ def exported(folder: Path, out: str, spec: ExportSpec, names: list[str]) -> stag
 
 
 def written(out: Path) -> dict[str, dict[str, object]]:
-    record = json.loads((out / stage.RECORD).read_text(encoding="utf-8"))
-    return {clip["clip_id"]: clip for clip in record["clips"]}
+    found = json.loads((out / record.RECORD).read_text(encoding="utf-8"))
+    return {clip["clip_id"]: clip for clip in found["clips"]}
 
 
 def test_what_is_written_is_what_fit_says_clip_by_clip(folder: Path, whole: dict[str, str]) -> None:
@@ -171,8 +171,8 @@ def test_a_damaged_clip_is_listed_and_the_others_are_written(tmp_path: Path) -> 
 
     assert summary.clips == 1
     assert sum(summary.failed.values()) == 2
-    record = json.loads((tmp_path / "out" / stage.RECORD).read_text())
-    assert [(one["clip_id"], one["kind"]) for one in record["failed"][:1]] == [("faster", "missing")]
+    found = json.loads((tmp_path / "out" / record.RECORD).read_text())
+    assert [(one["clip_id"], one["kind"]) for one in found["failed"][:1]] == [("faster", "missing")]
     assert [path.name for path in (tmp_path / "out/train").glob("*.txt")] == ["exact.txt"]
 
 
@@ -183,7 +183,7 @@ def test_a_table_that_promises_too_much_is_found_after_writing(tmp_path: Path) -
     shard_runs.write_table(tmp_path / "run", rows)
     exported(tmp_path, "out", WAN, ["hf"])
 
-    (problem,) = json.loads((tmp_path / "out" / stage.RECORD).read_text())["failed"]
+    (problem,) = json.loads((tmp_path / "out" / record.RECORD).read_text())["failed"]
     assert problem["kind"] == "wrong_export"
     assert "frames of 96x64 at 16 frames/s were written, 45 frames" in problem["problem"]
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_exported_is_one_line(folder: Path, whole: dict[str, str]
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "x").touch()
     (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / stage.RECORD).write_text('{"version": 7}')
+    (tmp_path / "damaged" / record.RECORD).write_text('{"version": 7}')
     (tmp_path / "file").touch()
     videos = folder / "videos"
 
@@ -236,14 +236,49 @@ def test_a_changed_caption_or_clip_is_another_export(tmp_path: Path) -> None:
         {"trainers": 7},
         {"spec": []},
         {"own_columns": None, "clips": None},
+        {"trainers": ["no-such"]},
+        {"trainers": "hf"},
+        {"left_out": {"\n": "x"}},
     ],
 )
 def test_a_forged_record_is_one_line(
     folder: Path, whole: dict[str, str], tmp_path: Path, change: dict[str, object]
 ) -> None:
     shutil.copytree(folder / "out", tmp_path / "out", symlinks=True)
-    path = tmp_path / "out" / stage.RECORD
+    path = tmp_path / "out" / record.RECORD
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    with pytest.raises(InputError, match=r"EXPORT.json: damaged"):
+        stage.run_export(folder / "run", tmp_path / "out", ["ltx"], WAN, videos=folder / "videos")
+    assert not (tmp_path / "out" / "ltx.train.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("clip_id", "another"),
+        ("captions", [["caption", "another"]]),
+        ("captions", [["caption", ["a"]]]),
+        ("own", {"score": 1e30}),
+        ("how", []),
+        ("num_frames", 0),
+        ("num_frames", 1e30),
+        ("width", -64),
+        ("height", True),
+        ("rate", []),
+        ("rate", [24, -1]),
+        ("rate", [24, 0]),
+        ("size_bytes", None),
+    ],
+)
+def test_a_forged_clip_of_a_record_is_one_line(
+    folder: Path, whole: dict[str, str], tmp_path: Path, name: str, value: object
+) -> None:
+    shutil.copytree(folder / "out", tmp_path / "out", symlinks=True)
+    path = tmp_path / "out" / record.RECORD
+    found = json.loads(path.read_text())
+    found["clips"][0][name] = value
+    path.write_text(json.dumps(found))
 
     with pytest.raises(InputError, match=r"EXPORT.json: damaged"):
         stage.run_export(folder / "run", tmp_path / "out", ["ltx"], WAN, videos=folder / "videos")

@@ -8,17 +8,20 @@ import pytest
 from tests.vidcurate.curation.export import clip_runs, readers
 from vidcurate.curation.export.clips import ExportSpec
 from vidcurate.curation.export.stage import run_export
+from vidcurate.curation.export.trainers.exported import quoted
 from vidcurate.curation.export.trainers.registry import TRAINERS
 
 # Trainers that read a caption from a text file see it on one line; the others as it came with the data.
 ONE_LINE = {"finetrainers", "mochi", "cogvideo", "cosmos-predict2", "simpletuner"}
+# A folder's name for the shell, TOML and YAML to trip over.
+HOSTILE = '-it\'s "$(touch pwned)" \\ `x` # {a: b}\x7f\x85\u2028\u202e☂\n%s'
 READERS = {name: getattr(readers, name.replace("-", "_")) for name in TRAINERS}
 
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Export with every trainer's manifest, fitted to Wan 2.1."""
-    folder = tmp_path_factory.mktemp("for all") / "it's"
+    folder = tmp_path_factory.mktemp("for all") / HOSTILE
     run = clip_runs.make_run(folder)
     run_export(run, folder / "out", sorted(TRAINERS), ExportSpec(model="wan2.1"), videos=folder / "videos")
     return folder / "out"
@@ -69,17 +72,18 @@ def test_clips_without_a_model_are_read_too(as_they_are: Path, name: str) -> Non
 def test_the_next_commands_run_and_pass_whole_paths(fitted: Path, name: str, tmp_path: Path) -> None:
     script = fitted / TRAINERS[name].script
     for program in ("accelerate", "bash", "deepspeed", "python", "simpletuner", "torchrun", "uv", "show"):
-        (tmp_path / program).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+        (tmp_path / program).write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
         (tmp_path / program).chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VAE": "v", "MODEL": "m", "GEMMA": "g"}
     done = subprocess.run(
         [script, "show"], env=environment, capture_output=True, text=True, check=True, timeout=20
     )
 
-    paths = [line.partition("=")[2] if line.startswith("--") else line for line in done.stdout.splitlines()]
+    paths = [line.partition("=")[2] if line.startswith("--") else line for line in done.stdout.split("\0")]
     passed = [Path(path) for path in paths if path.startswith(str(fitted))]
     assert passed or name in ("diffusion-pipe", "hf")
-    assert str(fitted) in script.read_text().replace("'\"'\"'", "'") or name == "hf"
+    text = script.read_text().replace("'\"'\"'", "'")
+    assert str(fitted) in text or quoted(str(fitted))[1:-1] in text or name == "hf"
     for path in passed:
         assert path.exists() or path.parent.name == "automodel" or path.name == "mochi_prepared", path
 

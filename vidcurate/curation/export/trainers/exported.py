@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vidcurate.curation.fit.models import Model
+
+_NOT_PLAIN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +129,23 @@ class Exported:
 def as_json(value: Any) -> str:
     """Return a manifest as JSON text, one item of a list a line."""
     if isinstance(value, list) and value:
-        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]\n"
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+        return "[\n" + ",\n".join(quoted(item) for item in value) + "\n]\n"
+    return quoted(value, indent=1) + "\n"
 
 
 def as_jsonl(items: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
+    return "".join(quoted(item) + "\n" for item in items)
 
 
-def quoted(value: object) -> str:
-    """Return a value as TOML or YAML text: a JSON string, number or list is one of each."""
-    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+def quoted(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON, and but for dicts as TOML or YAML, text: each takes the other's strings.
+
+    Escaped are characters that JSON takes as they are, and that TOML forbids (delete), YAML 1.1 forbids or
+    takes for the end of a line (C1 controls, U+2028, U+2029, U+FEFF), and readers of lines split at.
+    """
+    value = str(value) if isinstance(value, Path) else value
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _NOT_PLAIN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def script(lines: list[str]) -> str:
