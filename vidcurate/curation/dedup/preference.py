@@ -52,28 +52,47 @@ def columns_of(
     return found
 
 
-def _pixels(columns: list[str]) -> pl.Expr:
-    """Return the number of pixels inside the bars, where the frames have been scored.
+def _bars(side: str, columns: list[str]) -> pl.Expr:
+    """Return the px of each of the two bars that shorten `side`; 0 where the frames were not scored.
 
     Bars are taken for symmetric: beside a dark picture one of the two is not found.
     """
-    bars = {name: pl.col(name).fill_null(0) if name in columns else pl.lit(0) for name in BARS}
-    inside = pl.lit(1.0)
-    for side, one, other in (("height", *BARS[:2]), ("width", *BARS[2:])):
-        bar = pl.max_horizontal(bars[one], bars[other])
-        length = (pl.col(side).cast(pl.Int64) - 2 * bar).clip(1)
-        inside = inside * length * pl.when(bar > 0).then(1 - _BAR_SHARE).otherwise(1.0)
-    return inside
+    pair = BARS[:2] if side == "height" else BARS[2:]
+    return pl.max_horizontal(pl.lit(0), *(pl.col(name).fill_null(0) for name in pair if name in columns))
 
 
-def _value(name: str, columns: list[str]) -> pl.Expr:
+def _inside(side: str, columns: list[str]) -> pl.Expr:
+    return (pl.col(side).cast(pl.Int64) - 2 * _bars(side, columns)).clip(1)
+
+
+def sizes_inside(clips: pl.DataFrame) -> NDArray[np.float64]:
+    """Return height and width inside the bars, float64 (rows, 2), NaN where unknown."""
+    if not _NEEDS[PIXELS] <= set(clips.columns):
+        return np.full((len(clips), 2), np.nan)
+    sides = [_inside(side, clips.columns).cast(pl.Float64).alias(side) for side in ("height", "width")]
+    return clips.select(sides).fill_null(float("nan")).to_numpy().reshape(len(clips), 2)
+
+
+def _value(name: str, columns: list[str], picture_shares: pl.Series) -> pl.Expr:
     if name == PIXELS:
-        return _pixels(columns)
+        value = pl.lit(picture_shares) * pl.when(pl.lit(picture_shares) < 1).then(1 - _BAR_SHARE).otherwise(
+            1.0
+        )
+        for side in ("height", "width"):
+            has_bars = _bars(side, columns) > 0
+            value = value * _inside(side, columns) * pl.when(has_bars).then(1 - _BAR_SHARE).otherwise(1.0)
+        return value
     return -pl.col("num_cuts") if name == FEWER_CUTS else pl.col(name)
 
 
-def rank(clips: pl.DataFrame, names: list[str]) -> Preference:
-    """Return the preference among the rows of `clips`."""
+def rank(
+    clips: pl.DataFrame, names: list[str], picture_shares: NDArray[np.float64] | None = None
+) -> Preference:
+    """Return the preference among the rows of `clips`.
+
+    `picture_shares` (rows,) is the share of each clip that is not in unseen bars; None: all of it.
+    """
+    shares = pl.Series(np.ones(len(clips)) if picture_shares is None else picture_shares)
     healthy = [
         pl.col(name).fill_null("ok").is_in(["ok", "not_scored"])
         for name in ("probe_status", "frames_status")
@@ -84,7 +103,7 @@ def rank(clips: pl.DataFrame, names: list[str]) -> Preference:
     exprs = [pl.all_horizontal(healthy).cast(pl.Float64).alias(HEALTHY)] if healthy else []
     for name in names:
         step = STEPS.get(name)
-        value = _value(name, clips.columns).cast(pl.Float64)
+        value = _value(name, clips.columns, shares).cast(pl.Float64)
         exprs.append(((value / step).round() * step if step else value).alias(name))
     table = clips.select(exprs).select(pl.all().fill_nan(None).fill_null(float("-inf")))
     # lexsort sorts by its last key first; the smaller id breaks ties.

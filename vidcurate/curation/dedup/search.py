@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from vidcurate.curation.dedup import captions, perceptual, semantic, thumbnails
+from vidcurate.curation.dedup import captions, perceptual, preference, semantic, thumbnails, unseen_bars
 from vidcurate.curation.dedup.pairs import Pairs
 from vidcurate.curation.dedup.spec import DedupSpec, PerceptualSpec
 from vidcurate.executor.map_clips import Progress, no_progress
@@ -25,6 +25,7 @@ class Search:
     label_kinds: list[str] = field(default_factory=list)
     likes: list[Pairs] = field(default_factory=list)
     like_kinds: list[str] = field(default_factory=list)
+    picture_shares: NDArray[np.float64] | None = None  # per row: what is not in unseen bars
     notes: dict[str, int] = field(default_factory=lambda: {"silent_clips": 0, "comparisons_skipped": 0})
 
     def add_equal(self, kind: str, keys: pl.DataFrame) -> NDArray[np.int64]:
@@ -102,7 +103,11 @@ def _look(search: Search, clips: pl.DataFrame, spec: DedupSpec, progress: Progre
         representative = (label < 0) | (label == np.arange(len(clips)))
     rows = np.flatnonzero(representative)
     found = twins_by_look(hashes[rows], thumbs[rows] if thumbs is not None else None, wanted, progress)
-    search.add_alike("perceptual", _in_rows(found.pairs, rows))
+    pairs = _in_rows(found.pairs, rows)
+    search.add_alike("perceptual", pairs)
+    if thumbs is not None:
+        sizes = preference.sizes_inside(clips)
+        search.picture_shares = unseen_bars.picture_shares(thumbs, sizes, pairs)
     search.notes["silent_clips"] += found.silent_rows
     search.notes["comparisons_skipped"] += found.comparisons_skipped
 

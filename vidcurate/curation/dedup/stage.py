@@ -158,7 +158,7 @@ def run_dedup(
                 to_read, videos, num_workers=num_workers, parts=parts, progress=progress
             )
         search = search_all(part, spec, left_out, contents, run, progress)
-        found = _columns(part, search, preference.rank(part, prefer))
+        found = _columns(part, search, preference.rank(part, prefer, search.picture_shares))
         own = [name for name, column in COLUMNS.items() if column.stage == "dedup"]
         # A repeated id participates once; its other rows have an ingest problem.
         whole = clips.select("clip_id", _take_part(clips).alias("takes_part")).join(

@@ -3,16 +3,23 @@
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import polars as pl
 import pytest
 
+from tests.frame_clips import Frames
 from tests.vidcurate.curation.dedup.test_dedup import LOOK, copies, found_in, looks, make_run
 from vidcurate.curation.clip_table import table
+from vidcurate.curation.dedup.preference import BARS
 from vidcurate.curation.dedup.spec import DedupSpec, PerceptualSpec
 from vidcurate.curation.dedup.stage import run_dedup
 from vidcurate.curation.filter.spec import FilterSpec, Limit
 from vidcurate.curation.filter.stage import run_filter
+from vidcurate.curation.frame_scores.scorers import SCORES, ClipFile, measure
+from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import ColumnError
+from vidcurate.media import encode
 
 
 def test_a_chain_of_likeness_is_not_followed(tmp_path: Path) -> None:
@@ -92,6 +99,41 @@ def test_the_clean_original_is_kept_over_its_copies_with_bars_or_with_cuts(tmp_p
     # A splice of a clip and another is longer, and is not the one to keep.
     spliced = {"width": 640, "height": 540, "num_cuts": 1, "duration_seconds": 8.0}
     assert kept(spliced, clean | {"duration_seconds": 4.0}) == ("b", "fewer_cuts 0 < 1")
+
+
+def _seen(path: Path, frames: Frames) -> dict[str, Any]:
+    """Return the columns of the clip that dedup uses, measured on its file."""
+    encode.write_video(path, frames, fps=24)
+    scorers = {name: SCORES[name] for name in ("hashes", "letterbox", "cuts")}
+    columns = measure(ClipFile(path=str(path)), FramesSpec(), scorers)
+    height, width = frames.shape[1:3]
+    return {"clip_id": path.stem, "height": height, "width": width} | {
+        name: value for name, value in columns.items() if name not in ("num_frames_decoded", "packet_hash")
+    }
+
+
+def test_bars_that_no_edge_shows_are_told_from_the_copy_without_them(tmp_path: Path) -> None:
+    # Lights on black: no bar has a straight edge here, so the scores find none in any copy.
+    light, rng = np.zeros((96, 160, 3), np.uint8), np.random.default_rng(3)
+    for y, x in rng.integers([[20], [20]], [[76], [140]], (2, 5)).T.tolist():
+        cv2.circle(light, (x, y), 9, rng.integers(90, 255, 3).tolist(), -1)
+    lights = np.stack([cv2.GaussianBlur(light, (0, 0), 4)] * 12)
+    padding = {"top": (0, 0), "a-top": (8, 0), "a-side": (0, 8)}
+    made = {name: np.pad(lights, ((0, 0), (y, y), (x, x), (0, 0))) for name, (y, x) in padding.items()}
+    made["a-turned"] = np.rot90(made["a-top"], 1, (1, 2))
+    made["larger"] = np.stack([cv2.resize(picture, (192, 128)) for picture in lights])
+    rows = {name: _seen(tmp_path / f"{name}.mp4", np.ascontiguousarray(part)) for name, part in made.items()}
+    assert {row[side] for row in rows.values() for side in BARS} == {0}
+
+    for name in ("a-top", "a-side", "a-turned"):
+        run = make_run(tmp_path / f"run-{name}", [rows["top"], rows[name]])
+        run_dedup(run, DedupSpec())
+        assert copies(run) == {name: "top"}
+        assert found_in(run)[name]["duplicate_kept_because"].startswith("pixels 15360 > 150")
+    # A squeezed copy has another shape too, and no bars.
+    run = make_run(tmp_path / "run", [rows["top"], rows["larger"]])
+    run_dedup(run, DedupSpec())
+    assert copies(run) == {"top": "larger"}
 
 
 def test_any_numeric_column_can_be_preferred_and_no_other(tmp_path: Path) -> None:
