@@ -7,6 +7,9 @@ the ways of COPIES and hashed by the stage `frames`. The pairs that `dedup` give
 come from: a copy paired with its source is a hit, two different sources are a false alarm (printed by name,
 since a folder may hold twins; those are said with --known and count for nothing). The peer is what is
 commonly done: one pHash of the first frame (DCT, median), within 15 bits of 64.
+
+Two choices are asserted: of a clip and its copy with black bars the clip is kept, and of a clip and the clip
+with the start of the next source behind it too. The latter must have one cut more than the two together.
 """
 
 import argparse
@@ -23,7 +26,8 @@ import polars as pl
 from numpy.typing import NDArray
 from rows import keep, row
 
-from vidcurate.curation.dedup import perceptual, preference
+from vidcurate.curation.dedup import perceptual, preference, unseen_bars
+from vidcurate.curation.dedup.pairs import Pairs
 from vidcurate.curation.dedup.search import twins_by_look
 from vidcurate.curation.dedup.spec import PerceptualSpec
 from vidcurate.curation.demo_data.choose import plan_clips
@@ -35,6 +39,7 @@ from vidcurate.media import decode, encode, headers
 
 Frames = NDArray[np.uint8]
 FACTS = ("width", "height", "num_cuts", *preference.BARS)
+SPLICED = "the next source behind it"
 _SHORT_SIDE, _LONGEST = 160, 48
 
 
@@ -169,20 +174,35 @@ class Clips:
     facts: NDArray[np.int64]
 
 
+def _spliced(before: Frames, behind: Frames) -> Frames:
+    """Return the frames with half as many of the other clip behind them, in their size."""
+    height, width = before.shape[1:3]
+    tail = behind[: max(len(before) // 2, 1)]
+    return np.concatenate([before, [cv2.resize(frame, (width, height)) for frame in tail]])
+
+
 def make(sources: Iterator[tuple[str, Frames]]) -> Clips:
-    """Copy every source in every way, and hash the copies."""
+    """Copy every source in every way, splice it with the source behind it, and hash the copies.
+
+    A splice has the name of its first clip, and stands behind the source that its second is from.
+    """
     names, made, hashes, thumbs, firsts, every = [], [], [], [], [], []
+    before: tuple[str, Frames] | None = None
     with tempfile.TemporaryDirectory() as scratch:
         for name, frames in sources:
-            for how, (change, options) in {"source": (lambda frames: frames, {}), **COPIES}.items():
-                changed = change(frames)
+            versions = [(name, "source", frames, {})]
+            versions += [(name, how, change(frames), options) for how, (change, options) in COPIES.items()]
+            if before is not None:
+                versions.append((before[0], SPLICED, _spliced(before[1], frames), {}))
+            for of, how, changed, options in versions:
                 hashed, thumbnail, facts = _hash(changed, Path(scratch), options)
-                names.append(name)
+                names.append(of)
                 made.append(how)
                 hashes.append(hashed)
                 thumbs.append(thumbnail)
                 every.append([facts[fact] for fact in FACTS])
                 firsts.append(_first_frame_phash(changed))
+            before = (name, frames)
             print(name, flush=True)
     return Clips(
         names=names,
@@ -215,15 +235,60 @@ def _peer_finds(clips: Clips, one: int, other: int) -> bool:
     return (int(clips.firsts[one]) ^ int(clips.firsts[other])).bit_count() <= 15
 
 
-def _check_kept(clips: Clips, source_of: dict[str, int]) -> None:
-    """Assert that a clip is kept over its copies with black bars, whatever the other columns say."""
+def _check_kept(clips: Clips, pairs: Pairs, source_of: dict[str, int]) -> list[dict[str, Any]]:
+    """Assert that a clip is kept over its copies with black bars and over its splice; return the rows."""
     table = pl.DataFrame(dict(zip(FACTS, clips.facts.T, strict=True)))
     table = table.with_columns(clip_id=pl.format("{}", pl.int_range(pl.len())).str.zfill(6))
-    place = preference.rank(table, [preference.PIXELS]).place
-    barred = [number for number, how in enumerate(clips.made) if str(how).startswith("black bars")]
-    wrong = [number for number in barred if place[number] < place[source_of[str(clips.names[number])]]]
-    print(f"kept over their copies with black bars: {len(barred) - len(wrong)} of {len(barred)} clips")
-    assert not wrong, [f"{clips.names[number]}: {clips.made[number]}" for number in wrong]
+    shares = unseen_bars.picture_shares(clips.thumbnails, preference.sizes_inside(table), pairs)
+    place = preference.rank(table, [preference.PIXELS, preference.FEWER_CUTS], shares).place
+    found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    rows = []
+    for what in ("black bars", SPLICED):
+        copies = [number for number, how in enumerate(clips.made) if str(how).startswith(what)]
+        of = {number: source_of[str(clips.names[number])] for number in copies}
+        compared = [number for number in copies if (of[number], number) in found]
+        wrong = [number for number in compared if place[number] < place[of[number]]]
+        right = len(compared) - len(wrong)
+        print(f"kept over its copy ({what}): {right} of {len(compared)} pairs; {len(copies)} copies")
+        for number in wrong:
+            print(f"  wrong: {clips.names[number]}: {clips.made[number]}")
+        if compared:
+            rows.append(
+                _of_all(
+                    f"clips kept over their copy ({what}), of {len(compared)} pairs", right / len(compared)
+                )
+            )
+        assert not wrong
+    return rows
+
+
+def _check_cuts(
+    clips: Clips, pairs: Pairs, source_of: dict[str, int], known: set[frozenset[str]]
+) -> list[dict[str, Any]]:
+    """Print the splices that have not one cut more than their two clips; return the share that has."""
+    found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    cuts = clips.facts[:, FACTS.index("num_cuts")]
+    counts = {"exact": 0, "missed": 0, "more": 0}
+    behind = -1
+    for number, how in enumerate(clips.made):
+        behind = number if how == "source" else behind
+        before = source_of[str(clips.names[number])]
+        both = frozenset({str(clips.names[before]), str(clips.names[behind])})
+        if how != SPLICED or (before, behind) in found or both in known:
+            continue
+        more = int(cuts[number] - cuts[before])
+        expected = {1, 1 + int(cuts[behind])}  # a cut of the second may lie behind its first half
+        result = "exact" if more in expected else "missed" if more < 1 else "more"
+        counts[result] += 1
+        if result != "exact":
+            print(f"splice, cuts {result}: {' + '.join((clips.names[before], clips.names[behind]))}: {more}")
+    total = sum(counts.values())
+    print(f"splices of different clips: {total}: {counts}")
+    return [_of_all(f"splices with one cut more than their clips, of {total}", counts["exact"] / total)]
+
+
+def _of_all(metric: str, value: float) -> dict[str, Any]:
+    return row(metric, value, "", peer="all of them", peer_value=1.0)
 
 
 def check(clips: Clips, known: set[frozenset[str]]) -> None:
@@ -238,7 +303,8 @@ def check(clips: Clips, known: set[frozenset[str]]) -> None:
         for number, (name, how) in enumerate(zip(clips.names, clips.made, strict=True))
         if how == "source"
     }
-    _check_kept(clips, source_of)
+    cut_rows = _check_cuts(clips, found, source_of, known)
+    kept_rows = _check_kept(clips, found, source_of)
     speaks = perceptual.says_something(clips.hashes, spec.min_set_bits).sum(axis=1) >= spec.min_frames
     finders = {
         "dedup": lambda one, other: (one, other) in pairs,
@@ -249,7 +315,7 @@ def check(clips: Clips, known: set[frozenset[str]]) -> None:
     totals = dict.fromkeys(COPIES, 0)
     for number, (name, how) in enumerate(zip(clips.names, clips.made, strict=True)):
         source = source_of[str(name)]
-        if how != "source" and speaks[source]:
+        if how in COPIES and speaks[source]:
             totals[str(how)] += 1
             for finder, finds in finders.items():
                 hits[finder][str(how)] += finds(source, number)
@@ -288,6 +354,8 @@ def check(clips: Clips, known: set[frozenset[str]]) -> None:
                 peer="pHash of the first frame, 15 bits of 64",
                 peer_value=right[peer] / (right[peer] + alarms[peer]),
             ),
+            *kept_rows,
+            *cut_rows,
         ],
     )
 

@@ -24,6 +24,7 @@ from vidcurate.media.container import codec_of, opened, packets_of, reason_of
 from vidcurate.media.transcode import frame_rate, origin_seconds, seek_before
 
 cv2.setNumThreads(1)
+_BRIGHTER_LEVELS = 16  # a frame so much brighter than all before shows what they hide
 _SMALL, _WHOLE = VideoReformatter(), VideoReformatter()
 
 
@@ -49,17 +50,28 @@ def _small_size(frame: Any, aspect: float, short_side_px: int) -> tuple[int, int
     return max(1, round(frame.height * scale)), max(1, round(width * scale))
 
 
-def _look(frame: Any, seconds: float, size: tuple[int, int], is_detailed: bool) -> FrameView:
+def _look(
+    frame: Any, seconds: float, size: tuple[int, int], is_detailed: bool, detailed_above: float
+) -> FrameView:
+    """Return the view of a frame; with full-size luma if `is_detailed` or brighter than `detailed_above`."""
     rotation = int(frame.rotation)
     small = _SMALL.reformat(
         frame, height=size[0], width=size[1], format="bgr24", interpolation=Interpolation.AREA, threads=1
     ).to_ndarray()
-    luma = None
-    if is_detailed:
-        luma = _upright(_WHOLE.reformat(frame, format="gray", threads=1).to_ndarray(), rotation)
     bgr = _upright(small, rotation)
     grey = cv2.cvtColor(bgr, cv2.COLOR_BGR2GRAY)
-    return FrameView(seconds=seconds, bgr=bgr, grey=grey, brightness=cv2.mean(grey)[0], luma=luma)
+    brightness = cv2.mean(grey)[0]
+    luma = None
+    if is_detailed or brightness > detailed_above:
+        luma = _upright(_WHOLE.reformat(frame, format="gray", threads=1).to_ndarray(), rotation)
+    return FrameView(
+        seconds=seconds,
+        bgr=bgr,
+        grey=grey,
+        brightness=brightness,
+        luma=luma,
+        is_out_of_turn=luma is not None and not is_detailed,
+    )
 
 
 def walk(
@@ -112,6 +124,7 @@ def _walk(
     first: float | None = None
     time = last = -1 / rate
     next_detail = 0.0 if details_per_second else float("inf")
+    brightest = float("-inf") if details_per_second else float("inf")  # of the frames with luma
     size: tuple[int, int] | None = None
     for packet in packets_of(container, *([stream, sound] if sound else [stream])):
         if packet.stream is sound:
@@ -137,7 +150,10 @@ def _walk(
             if size is None:
                 size = _small_size(frame, aspect, short_side_px)
             last = seconds
-            yield _look(frame, seconds, size, is_detailed)
+            look = _look(frame, seconds, size, is_detailed, brightest + _BRIGHTER_LEVELS)
+            if look.luma is not None:
+                brightest = max(brightest, look.brightness)
+            yield look
     walked.packet_hash = hashed.value()
 
 

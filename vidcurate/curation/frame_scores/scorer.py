@@ -26,7 +26,7 @@ class FrameView:
 
     `seconds` counts from the clip's first frame. `bgr` (h, w, 3) and `grey` (h, w) are the small frame,
     `brightness` is the mean of `grey`; `luma` (H, W) is the full-size frame as displayed, on some frames
-    only, else None.
+    only, else None. `is_out_of_turn`: not at a time of the sample, but brighter than all frames before.
     """
 
     seconds: float
@@ -34,6 +34,7 @@ class FrameView:
     grey: Pixels
     brightness: float
     luma: Pixels | None
+    is_out_of_turn: bool = False
 
 
 class FrameScorer(Protocol):

@@ -85,7 +85,7 @@ class Sharpness:
         self._values: list[float] = []
 
     def see(self, look: FrameView) -> None:
-        if look.luma is not None:
+        if look.luma is not None and not look.is_out_of_turn:
             blur = blur_px(look.luma)
             if blur is not None:
                 self._values.append(1 / blur)

@@ -275,6 +275,15 @@ def test_bars_are_seen_in_a_pillarboxed_portrait(tmp_path: Path) -> None:
     assert [columns["letterbox_left_px"], columns["letterbox_right_px"]] == pytest.approx([218, 219], abs=1)
 
 
+def test_bars_are_seen_in_a_short_clip_that_fades_in(tmp_path: Path) -> None:
+    fading = panned(2, 1, 20, 144, 256) * np.linspace(0, 1, 20)[:, None, None, None]
+    frames = barred(fading.astype(np.uint8), top=18, bottom=20)
+
+    columns = scored(written(tmp_path / "fade.mp4", frames))  # its one frame a second is black
+
+    assert [columns["letterbox_top_px"], columns["letterbox_bottom_px"]] == pytest.approx([18, 20], abs=1)
+
+
 # ── frames for other scores ─────────────────────────────────────────────────────────────────────────────
 
 
