@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 ANSWER_SECONDS = 60.0
+# What DevTools answers while one page gives way to another.
+LEFT = ("target navigated or closed", "context was destroyed", "Cannot find context")
 
 
 def chromium() -> str:
@@ -141,9 +143,18 @@ class Browser:
     def until(self, expression: str, seconds: float = 60.0) -> None:
         """Wait until an expression is true."""
         until = time.monotonic() + seconds
-        while not self.value(expression):
+        while not self._is_true(expression):
             assert time.monotonic() < until, f"still not true: {expression}"
             time.sleep(0.1)
+
+    def _is_true(self, expression: str) -> bool:
+        """Return whether an expression is true; false while the page gives way to another one."""
+        try:
+            return bool(self.value(expression))
+        except AssertionError as error:
+            if not any(words in str(error) for words in LEFT):
+                raise
+            return False
 
     def picture(self, path: Path) -> Path:
         """Write what the window shows as a PNG."""

@@ -10,11 +10,16 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from tests.browser import Browser
 from tests.review_page import press, visit
+from tests.trainer.report.test_gallery import SPEC, add_round
 from tests.vidcurate.curation.review.conftest import TOKEN, Server, curated, served
+from trainer.report import command as report_command
+from trainer.report import gallery
+from trainer.run_folder import clip_losses, jsonl, metrics
 from vidcurate.curation.report import review_link
 from vidcurate.curation.report.build import run_report
 
@@ -47,7 +52,9 @@ def follow(browser: Browser, page: Path, link: str, server: Server) -> dict[str,
     """Open a page from the disk, press Enter on a link, and return the query at which the app opens."""
     browser.open(page)
     browser.until(f"document.querySelector({json.dumps(link)}) !== null")
-    browser.value(f"document.querySelector({json.dumps(link)}).focus()")
+    found_at = f"document.querySelector({json.dumps(link)})"
+    browser.value(f"({found_at}.closest('details')?.setAttribute('open', ''), {found_at}.focus())")
+    assert browser.value(f"document.activeElement === {found_at}")
     press(browser, "Enter")
     browser.until(f"location.href.startsWith('{server.origin}/') && location.pathname === '/'")
     browser.until("document.querySelector('.card[aria-label], .empty') !== null")
@@ -77,6 +84,72 @@ def test_the_curation_report_leads_to_the_clip_the_rule_and_the_histogram(
         "(() => { const chart = document.querySelector('[data-column=sharpness_median]');"
         " const box = chart.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; })()"
     )
+    assert browser.complaints == []
+
+
+@pytest.fixture(scope="module")
+def training(home: Path) -> Path:
+    """The folder of a training run on the shards of the curation, with its report and its gallery."""
+    run = home / "train"
+    run.mkdir()
+    stages = [{"name": "one", "data": {"shards": str(home / "run" / "shards")}}]
+    (run / "recipe.json").write_text(json.dumps({"name": "linked", "stages": stages}))
+    clips = pl.read_parquet(home / "run" / "split.parquet")["clip_id"].to_list()
+    for step in range(1, 21):
+        line = {"step": step, "stage": "one", "time": 100.0 + step, "seconds": 1.0, "data_seconds": 0.1}
+        jsonl.append_line(run / metrics.METRICS, {**line, "loss": 5.0 if step == 12 else 1.0})
+        if step % 4 == 0:
+            some = clips[step : step + 3]
+            clip_losses.append(
+                run, step, "one", clip_ids=some, buckets=["32px"] * 3, levels=["1"] * 3,
+                losses=[1.0, 9.0, 5.0] if step == 12 else [1.0] * 3, timesteps=[0.5] * 3,
+            )  # fmt: skip
+    damaged = {
+        "event": "clip_substituted",
+        "step": 9,
+        "time": 109.5,
+        "clip_id": clips[5],
+        "fallback": clips[6],
+    }
+    jsonl.append_line(run / jsonl.EVENTS, damaged)
+    add_round(run, 14, spec=SPEC.model_copy(update={"prompts": ("a blue square that moves",), "seeds": (0,)}))
+    assert report_command.main([str(run)]) == 0
+    gallery.write_gallery(run)
+    return run
+
+
+def test_the_run_report_leads_to_the_clips_of_a_step_and_of_an_event(
+    browser: Browser, server: Server, home: Path, training: Path
+) -> None:
+    visit(browser, server)
+    clips = pl.read_parquet(home / "run" / "split.parquet")["clip_id"].to_list()
+    page = training / "report.html"
+    # The step with the highest loss comes first, its clips by falling loss.
+    step = follow(browser, page, "#losses tbody td a", server)
+    assert step == {"clips": [clips[13], clips[14], clips[12]]}
+    browser.until("document.getElementById('count').textContent.startsWith('3 of ')")
+    shown = "[...document.querySelectorAll('.card')].map((card) => card.ariaLabel.split(',')[0])"
+    assert browser.value(shown) == step["clips"]
+    assert follow(browser, page, "#events dd a", server) == {"clips": [clips[5]]}
+    browser.until("document.getElementById('clip').open")
+    assert follow(browser, page, "#slowest td a", server) == {"clips": clips[4:7]}
+    assert browser.complaints == []
+
+
+def test_the_gallery_leads_to_the_clips_of_a_step_and_to_captions_like_a_prompt(
+    browser: Browser, server: Server, home: Path, training: Path
+) -> None:
+    visit(browser, server)
+    clips = pl.read_parquet(home / "run" / "split.parquet")["clip_id"].to_list()
+    page = training / gallery.PAGE
+    found = follow(browser, page, "thead th a", server)
+    assert found == {"clips": clips[12:15]}
+    assert follow(browser, page, "tbody th a", server) == {"text": "blue square moves"}
+    captions = server.session.rows.column("caption").fill_null("").to_list()
+    some = sum(all(word in one.lower() for word in ("blue", "square", "moves")) for one in captions)
+    assert some > 0
+    browser.until(f"document.getElementById('count').textContent.startsWith('{some} of ')")
+    assert browser.value("document.getElementById('text').value") == "blue square moves"
     assert browser.complaints == []
 
 

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.run_folder import metrics, sample_rounds
+from trainer.report import review_links
+from trainer.run_folder import clip_losses, metrics, sample_rounds
+from vidcurate.curation.report import review_link
 from vidcurate.errors import InputError, VidcurateError
 from vidcurate.storage import atomic_file
 
@@ -145,6 +147,28 @@ def _set(name: str, found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _link(run: Path, sets: list[dict[str, Any]]) -> None:
+    """Add links into the review app: a row's `link` to captions like its prompt, a set's `links` by step.
+
+    A step leads to the clips of the newest recorded step that is not after it.
+    """
+    pages = review_links.targets(run, run)
+    if not pages:
+        return
+    last = list(pages.values())[-1]
+    steps = sorted({step for one in sets for step in one["steps"]})
+    recorded = clip_losses.newest_before(run, steps)
+    for one in sets:
+        for row in one["rows"]:
+            row["link"] = review_links.link_captions(row["prompt"], last)
+        found = {step: recorded[step] for step in one["steps"] if step in recorded}
+        one["links"] = {
+            str(step): [line["step"], review_link.link_clips(map(str, line["clip_ids"]), to)]
+            for step, line in found.items()
+            if (to := review_links.target(pages, line["stage"]))
+        }
+
+
 def _validation(run: Path) -> list[tuple[float, float]]:
     """Return (step, loss) of each validation round; the training's own if the server has one, too."""
     found: dict[int, float] = {}
@@ -175,11 +199,13 @@ def page_data(run: Path, name: str | None = None) -> dict[str, Any]:
     """Return the page's data as JSON values."""
     lines = metrics.read_metrics(run / metrics.METRICS)
     sets = [(own, sample_rounds.rounds(run, own)) for own in sample_rounds.sets(run)]
+    shown = [_set(own, found) for own, found in sets if found]
+    _link(run, shown)
     return {
         "name": name or _name(run),
         "about": _about(lines),
         "curve": loss_curve(lines, _validation(run)),
-        "sets": [_set(own, found) for own, found in sets if found],
+        "sets": shown,
     }
 
 

@@ -7,12 +7,11 @@ The page has no script and requests nothing.
 
 import html
 import os
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.report import curves, event_marks, rank_times, summary, timeline
+from trainer.report import curves, event_marks, notable_steps, rank_times, review_links, summary, timeline
 from trainer.report.curves import Curve, Mark
 from trainer.report.goodput import PARTS
 from trainer.report.read import RunData
@@ -42,6 +41,7 @@ SECTIONS = {
     "curves": "Curves",
     "events": "Events",
     "slowest": "Slowest updates",
+    "losses": "Updates with the highest loss",
     "samples": "Samples",
 }
 
@@ -166,14 +166,15 @@ def _goodput(runs: Sequence[RunData], names: Sequence[str]) -> str:
     return f'<section id="goodput"><h2>Where the time went</h2>{"".join(shown)}</section>'
 
 
-def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
+def _events(runs: Sequence[RunData], names: Sequence[str], beside: Path) -> str:
     parts = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         rows = []
+        to = review_links.targets(run.path, beside)
         for count, event in enumerate(run.shown_events[: event_marks.MOST_EVENTS]):
             after, moment = summary.after(run, event)
             facts = "".join(
-                f"<dt>{html.escape(key)}</dt><dd>{html.escape(event_marks.fact(value))}</dd>"
+                f"<dt>{html.escape(key)}</dt><dd>{review_links.event_fact(key, value, review_links.target(to, event.get('stage')))}</dd>"
                 for key, value in event.items()
                 if key not in ("event", "step", "time")
             )
@@ -195,28 +196,6 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
             + (f'<p class="soft">and {more:,} more in events.jsonl</p>' if more > 0 else "")
         )
     return f'<section id="events"><h2>Events</h2>{"".join(parts)}</section>'
-
-
-def _slowest(runs: Sequence[RunData], names: Sequence[str]) -> str:
-    rows = []
-    for run, name in zip(runs, names, strict=True):
-        usual = statistics.median(line["seconds"] for line in run.lines) if run.lines else 0.0
-        rows += [
-            (f'<tr><th scope="row">{html.escape(name)}</th>' if len(runs) > 1 else "<tr>")
-            + f'<td class="n">{line["step"]:,}</td><td class="n">{line["seconds"]:.2f} s</td>'
-            f'<td class="n">{line["seconds"] / max(usual, 1e-9):.1f} ×</td><td class="n">{line["data_seconds"]:.2f} s</td>'
-            f"<td>{html.escape(', '.join(line.get('loss_by_bucket', {})))}</td>"
-            f"<td><code>python -m trainer inspect {html.escape(str(run.path))} --step {line['step']}</code></td></tr>"
-            for line in run.slowest
-        ]
-    if not rows:
-        return ""
-    first = "<th>run</th>" if len(runs) > 1 else ""
-    return (
-        '<section id="slowest"><h2>Slowest updates</h2><p class="soft">The command lists the clips of an update.</p>'
-        f'<div class="scroll"><table><thead><tr>{first}<th class="n">step</th><th class="n">took</th><th class="n">of the median</th>'
-        f'<th class="n">waited for data</th><th>buckets</th><th>its clips</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div></section>'
-    )
 
 
 def _samples(runs: Sequence[RunData], names: Sequence[str], beside: Path) -> str:
@@ -296,7 +275,7 @@ def page(runs: Sequence[RunData], beside: Path) -> str:
         for number, (name, run) in enumerate(zip(names, runs, strict=True))
     )
     sections = [
-        _goodput(runs, names), rank_times.section(runs, names), _curves(runs, names), _events(runs, names), _slowest(runs, names), _samples(runs, names, beside),
+        _goodput(runs, names), rank_times.section(runs, names), _curves(runs, names), _events(runs, names, beside), notable_steps.slowest(runs, names, beside), notable_steps.highest_loss(runs, names, beside), _samples(runs, names, beside),
     ]  # fmt: skip
     links = "".join(
         f'<a href="#{name}">{words}</a>'

@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,34 @@ def read(run: Path) -> Iterator[dict[str, Any]]:
                     f"{path}: line {number} is damaged ({error}); remove it: sed -i {number}d {path}"
                 ) from error
             yield found
+
+
+def newest_before(run: Path, steps: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Return step → the line of `read` of the newest recorded step that is not after it, where there is one.
+
+    `steps` rise. Only those lines are parsed; a damaged one counts as not recorded.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for step, line in zip(steps, _raw_before(run, steps), strict=True):
+        with suppress(ValueError, KeyError, TypeError):
+            parsed = json.loads(line or b"")
+            found[step] = {name: parsed[name] for name in ("step", "stage", "clip_ids")}
+    return found
+
+
+def _raw_before(run: Path, steps: Sequence[int]) -> list[bytes | None]:
+    path, newest = run / CLIP_LOSSES, None
+    found: list[bytes | None] = []
+    if path.exists():
+        with path.open("rb") as file:
+            for line in file:
+                known = _STEP.match(line)
+                if not line.endswith(b"\n") or known is None:
+                    break
+                while len(found) < len(steps) and steps[len(found)] < int(known[1]):
+                    found.append(newest)
+                newest = line
+    return found + [newest] * (len(steps) - len(found))
 
 
 def by_clip(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
