@@ -35,6 +35,11 @@ def _limit(column: str, word: str) -> Removed:
     return Removed(f"write limits: {{{column}: {{{word}: …}}}}")
 
 
+def _each(row: Removed, keys: str) -> dict[str, Removed]:
+    return dict.fromkeys(keys.split(), row)
+
+
+_LIMITED = "height width aspect_ratio duration_seconds num_frames fps caption_num_words noun_count"
 _SENSITIVITY = Removed(
     "write sensitivity: low, normal or high; the thresholds are constants of trainer/recipe/guard_spec.py"
 )
@@ -56,46 +61,33 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "hardware": Removed("write watch.on_hardware: act or warn"),
         "lr": Removed("a learning rate that differs from the schedule's is logged and ends no run"),
         "rerun": Removed("a suspicious step is always computed again; watch.on_hardware: warn records it"),
-        "rerun_tolerance": _SENSITIVITY,
         "most_warnings": Removed("warnings have no limit; choose a stricter policy for the finding"),
-        "most_skips": _COUNT,
-        "most_scalings": _COUNT,
         "most_rollbacks": _renamed("max_rollbacks"),
-        "lr_factor": _COUNT,
-        "lr_steps": _COUNT,
-        "margin_steps": _COUNT,
-        "spike_z": _SENSITIVITY,
-        "spike_ratio": _SENSITIVITY,
-        "gradient_z": _SENSITIVITY,
-        "gradient_ratio": _SENSITIVITY,
-        "divergence_window": _SENSITIVITY,
-        "divergence_rise": _SENSITIVITY,
-        "divergence_z": _SENSITIVITY,
-        "weight_z": _SENSITIVITY,
-        "weight_change": _SENSITIVITY,
+        **_each(
+            _SENSITIVITY,
+            "rerun_tolerance spike_z spike_ratio gradient_z gradient_ratio divergence_window "
+            "divergence_rise divergence_z weight_z weight_change",
+        ),
+        **_each(_COUNT, "most_skips most_scalings lr_factor lr_steps margin_steps"),
     },
     "PreflightSpec": {
-        "slow_share": _PREFLIGHT,
         "bad_share": _renamed("max_slowdown"),
-        "min_tflops": _RATE,
-        "min_copy_gb_per_second": _RATE,
-        "min_free_memory": _PREFLIGHT,
-        "min_all_reduce_gb_per_second": _RATE,
-        "min_link_gb_per_second": _RATE,
-        "min_write_mb_per_second": _RATE,
-        "max_clock_offset_seconds": _PREFLIGHT,
         "different_versions": Removed("a node with versions other than most nodes' is bad"),
         "xid_hours": Removed("Xids of the last 24 hours count; `xid: {NUMBER: ignore}` leaves one out"),
+        **_each(_PREFLIGHT, "slow_share min_free_memory max_clock_offset_seconds"),
+        **_each(
+            _RATE,
+            "min_tflops min_copy_gb_per_second min_all_reduce_gb_per_second "
+            "min_link_gb_per_second min_write_mb_per_second",
+        ),
     },
     "WatchSpec": {
-        "slow_phase_seconds": _WATCH,
         "slow_rank_factor": Removed("write max_slowdown, the factor less 1"),
-        "slow_rank_steps": _WATCH,
-        "throughput_drop": _WATCH,
         "on_throughput_drop": Removed("a drop of the throughput is recorded and ends no run"),
-        "clock_step_seconds": _WATCH,
         "on_clock_step": Removed("a clock that was set is recorded and ends no run"),
-        "hardware_seconds": _WATCH,
+        **_each(
+            _WATCH, "slow_phase_seconds slow_rank_steps throughput_drop clock_step_seconds hardware_seconds"
+        ),
     },
     "DataSpec": {
         "one_bucket_per": Removed("a micro-batch is of one bucket, a step is mixed", "micro_batch"),
@@ -110,9 +102,8 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "power_ema.widths": Removed("write power_ema: [NARROW, WIDE]", is_value=True),
     },
     "LoaderSpec": {
-        "max_worker_clips": _READ,
-        "max_worker_bytes": _READ,
         "remote": Removed("write its cache_folder and cache_bytes in loader", is_merged=True),
+        **_each(_READ, "max_worker_clips max_worker_bytes"),
     },
     "TrackersSpec": {
         "wandb.project": Removed("write wandb: PROJECT", is_value=True),
@@ -128,7 +119,7 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "muon.momentum": Removed("the value is a constant of trainer/training/optim/muon.py", 0.95),
     },
     "SegmentSpec": {
-        "is_new_stage": Removed("write begins: resume for more of the previous stage in a new process"),
+        "is_new_stage": Removed("write begins: resume for more of the previous stage in a new process")
     },
     "EncodedSpec": {"shard_bytes": Removed("the value is a constant of trainer/model/encoders/precision.py")},
     "ExperimentSpec": {"name": Removed("an experiment has the name of its recipe: write recipe: {name: …}")},
@@ -145,17 +136,12 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "weights": Removed("the moving average is validated; the inference server validates raw weights"),
     },
     "ModelSpec": {
-        "in_channels": _ENCODER,
-        "caption_channels": _ENCODER,
-        "model_max_length": _ENCODER,
         "class_dropout_prob": Removed("write a stage's caption_dropout"),
         "patch_size": Removed("a token is 1 x 2 x 2 latents, as in all published weights", [1, 2, 2]),
         "mlp_ratio": Removed("an MLP is 4 times as wide as a token, as in all published weights", 4.0),
         "qk_norm": Removed("queries and keys are always normalised", True),
-        "enable_flash_attn": _EXCHANGE,
-        "enable_layernorm_kernel": _EXCHANGE,
-        "enable_sequence_parallelism": _EXCHANGE,
-        "drop_path": _EXCHANGE,
+        **_each(_ENCODER, "in_channels caption_channels model_max_length"),
+        **_each(_EXCHANGE, "enable_flash_attn enable_layernorm_kernel enable_sequence_parallelism drop_path"),
     },
     "ShardSpec": {
         "proxy": Removed("write its keys in transcode; mode: proxy has defaults of its own there"),
@@ -178,57 +164,35 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         )
     },
     "FilterSpec": {
-        "min_height": _limit("height", "min"),
-        "max_height": _limit("height", "max"),
-        "min_width": _limit("width", "min"),
-        "max_width": _limit("width", "max"),
-        "min_short_side": _limit("short_side", "min"),
-        "min_aspect_ratio": _limit("aspect_ratio", "min"),
-        "max_aspect_ratio": _limit("aspect_ratio", "max"),
-        "min_duration_seconds": _limit("duration_seconds", "min"),
-        "max_duration_seconds": _limit("duration_seconds", "max"),
-        "min_num_frames": _limit("num_frames", "min"),
-        "max_num_frames": _limit("num_frames", "max"),
-        "min_fps": _limit("fps", "min"),
-        "max_fps": _limit("fps", "max"),
-        "max_file_size_bytes": _limit("file_size_bytes", "max"),
-        "min_caption_num_words": _limit("caption_num_words", "min"),
-        "max_caption_num_words": _limit("caption_num_words", "max"),
-        "min_noun_count": _limit("noun_count", "min"),
-        "max_noun_count": _limit("noun_count", "max"),
         "keep_duplicates": Removed("run the curation without `vidcurate dedup`", False),
         "max_failure_share": Removed("run `vidcurate filter` with --max-failure-share", None),
         "max_rejected_share": Removed("run `vidcurate filter` with --max-rejected-share", None),
+        **{
+            f"{word}_{column}": _limit(column, word) for column in _LIMITED.split() for word in ("min", "max")
+        },
+        "min_short_side": _limit("short_side", "min"),
+        "max_file_size_bytes": _limit("file_size_bytes", "max"),
     },
     "FramesSpec": {
-        "motion_pairs_per_second": _FRAMES,
-        "cut_window_frames": _FRAMES,
-        "min_scene_seconds": _FRAMES,
-        "short_side_px": _FRAMES,
-        "details_per_second": _FRAMES,
-        "cut_threshold": _FRAMES,
+        **_each(
+            _FRAMES,
+            "motion_pairs_per_second cut_window_frames min_scene_seconds short_side_px "
+            "details_per_second cut_threshold",
+        )
     },
     "ModelsSpec": {
-        "text_short_side_px": _MODELS,
-        "text_threshold": _MODELS,
-        "batch_frames": _MODELS,
-        "positions": _MODELS,
         "match": Removed("clip always scores the match of frames and caption"),
         "dtype": Removed("CLIP and the classifier compute in float32"),
         "device": Removed("the first GPU is used; set CUDA_VISIBLE_DEVICES= for the CPU"),
+        **_each(_MODELS, "text_short_side_px text_threshold batch_frames positions"),
     },
     "PerceptualSpec": {
-        "min_set_bits": _DEDUP,
-        "min_frames": _DEDUP,
         "orientations": Removed("rotated and mirrored copies are always looked for", "any"),
+        **_each(_DEDUP, "min_set_bits min_frames"),
     },
     "SplitSpec": {
-        "warn_effect_size": _SPLIT,
-        "warn_tail_ratio": _SPLIT,
-        "warn_ks_distance": _SPLIT,
-        "steps_per_increment": _SPLIT,
         "clips_per_step": Removed("a ramp has no more steps than its level has clips", None),
-        "passes": _SPLIT,
+        **_each(_SPLIT, "warn_effect_size warn_tail_ratio warn_ks_distance steps_per_increment passes"),
     },
 }
 

@@ -38,25 +38,25 @@ class Memory:
 class Model:
     """Video model. `sizes` from the smallest; `pixels_per_token`, `frames_per_latent`: of VAE and patches.
 
-    `fps` is in frames/s, None where the model takes any rate. `source` names what each value was read from,
-    `date` when (ISO 8601).
+    The defaults are the commonest values. `fps` is in frames/s, None where the model takes any rate. `source`
+    names what each value was read from, `date` when (ISO 8601).
     """
 
     name: str
     title: str
     fps: float | None
-    frame_step: int
-    frame_offset: int
-    fewest_frames: int
+    frame_step: int = 4
+    frame_offset: int = 1
+    fewest_frames: int = 5
     most_frames: int
-    size_multiple_px: int
-    is_fixed_size: bool
+    size_multiple_px: int = 16
+    is_fixed_size: bool = False
     sizes: tuple[SizeClass, ...]
-    pixels_per_token: int
-    frames_per_latent: Fraction
+    pixels_per_token: int = 16
+    frames_per_latent: Fraction = Fraction(4)
     memory: tuple[Memory, ...] = ()
     source: str
-    date: str
+    date: str = "2026-11-23"
 
     def is_valid_frame_count(self, frames: int) -> bool:
         """Return whether the model takes a clip of so many frames."""
@@ -86,156 +86,103 @@ _ROWS = (
         name="wan2.1",
         title="Wan 2.1 (1.3B, 14B)",
         fps=16,
-        frame_step=4,
-        frame_offset=1,
-        fewest_frames=5,
         most_frames=81,
-        size_multiple_px=16,
-        is_fixed_size=False,
         sizes=(_480P, _720P),
-        pixels_per_token=16,
-        frames_per_latent=Fraction(4),
         source="Wan-Video/Wan2.1 wan/configs/shared_config.py (sample_fps 16, frame_num 81), "
         "configs/__init__.py (sizes), vae_stride (4, 8, 8) x patch_size (1, 2, 2)",
-        date="2026-11-23",
     ),
     Model(
         name="wan2.2",
         title="Wan 2.2 TI2V-5B",
         fps=24,
-        frame_step=4,
-        frame_offset=1,
-        fewest_frames=5,
         most_frames=121,
         size_multiple_px=32,
-        is_fixed_size=False,
         sizes=(_480P, _size("720p", 1280, 704)),
         pixels_per_token=32,
-        frames_per_latent=Fraction(4),
         source="Wan-Video/Wan2.2 wan/configs/wan_ti2v_5B.py (sample_fps 24, frame_num 121, vae_stride "
         "(4, 16, 16), patch_size (1, 2, 2)), configs/__init__.py SUPPORTED_SIZES",
-        date="2026-11-23",
     ),
     Model(
         name="wan2.2-a14b",
         title="Wan 2.2 T2V/I2V-A14B",
         fps=16,
-        frame_step=4,
-        frame_offset=1,
-        fewest_frames=5,
         most_frames=81,
-        size_multiple_px=16,
-        is_fixed_size=False,
         sizes=(_480P, _720P),
-        pixels_per_token=16,
-        frames_per_latent=Fraction(4),
         memory=(Memory(size="720p", frames=81, gib=80, what="generation on one GPU, no offloading"),),
         source="Wan-Video/Wan2.2 README (80 GB), wan/configs/__init__.py SUPPORTED_SIZES; the VAE is that "
         "of Wan 2.1",
-        date="2026-11-23",
     ),
     Model(
         name="hunyuan",
         title="HunyuanVideo (13B)",
         fps=24,
-        frame_step=4,
-        frame_offset=1,
-        fewest_frames=5,
         most_frames=129,
-        size_multiple_px=16,
-        is_fixed_size=False,
         sizes=(_size("540p", 960, 544), _720P),
-        pixels_per_token=16,
-        frames_per_latent=Fraction(4),
         memory=(
             Memory(size="540p", frames=129, gib=45, what="generation on one GPU"),
             Memory(size="720p", frames=129, gib=60, what="generation on one GPU"),
         ),
         source="Tencent-Hunyuan/HunyuanVideo README (544x960 and 720x1280, 129 frames, memory); musubi-tuner "
         "image_video_dataset.py (24 fps)",
-        date="2026-11-23",
     ),
     Model(
         name="hunyuan1.5",
         title="HunyuanVideo 1.5 (8.3B)",
         fps=24,
-        frame_step=4,
-        frame_offset=1,
-        fewest_frames=5,
         most_frames=121,
-        size_multiple_px=16,
-        is_fixed_size=False,
         sizes=(_size("480p", 848, 480), _720P),
-        pixels_per_token=16,
-        frames_per_latent=Fraction(4),
         memory=(Memory(size="720p", frames=121, gib=14, what="least for generation, with offloading"),),
         source="Tencent-Hunyuan/HunyuanVideo-1.5 README (VAE 16x16x4, 480p and 720p, 14 GB); musubi-tuner "
         "image_video_dataset.py (24 fps)",
-        date="2026-11-23",
     ),
     Model(
         name="ltx2",
         title="LTX-2, LTX-2.3",
         fps=None,
         frame_step=8,
-        frame_offset=1,
         fewest_frames=9,
         most_frames=121,
         size_multiple_px=32,
-        is_fixed_size=False,
         sizes=(_size("512", 768, 448), _size("540p", 960, 544), _size("720p", 1280, 704)),
         pixels_per_token=32,
         frames_per_latent=Fraction(8),
         memory=(Memory(size="540p", frames=49, gib=80, what="training, standard configuration"),),
         source="Lightricks/LTX-2 packages/ltx-trainer/docs/dataset-preparation.md (frames 8n+1, sizes x32, "
         "the first frames are taken, the rate is kept), quick-start.md (80 GB)",
-        date="2026-11-23",
     ),
     Model(
         name="cogvideox",
         title="CogVideoX (2B, 5B)",
         fps=8,
         frame_step=8,
-        frame_offset=1,
         fewest_frames=9,
         most_frames=49,
-        size_multiple_px=16,
         is_fixed_size=True,
         sizes=(_size("480p", 720, 480),),
-        pixels_per_token=16,
-        frames_per_latent=Fraction(4),
         source="zai-org/CogVideo README model table (720 x 480, 8N+1 with N <= 6, 8 frames/s), "
         "finetune/README.md",
-        date="2026-11-23",
     ),
     Model(
         name="cogvideox1.5",
         title="CogVideoX 1.5 (5B)",
         fps=16,
         frame_step=16,
-        frame_offset=1,
         fewest_frames=17,
         most_frames=161,
-        size_multiple_px=16,
         is_fixed_size=True,
         sizes=(_size("768p", 1360, 768),),
-        pixels_per_token=16,
         frames_per_latent=Fraction(8),
         source="zai-org/CogVideo README model table (1360 x 768, 16N+1, N <= 10, 16 frames/s)",
-        date="2026-11-23",
     ),
     Model(
         name="mochi",
         title="Mochi 1",
         fps=30,
         frame_step=6,
-        frame_offset=1,
         fewest_frames=25,
         most_frames=85,
-        size_multiple_px=16,
         is_fixed_size=True,
         sizes=(_size("480p", 848, 480),),
-        pixels_per_token=16,
         frames_per_latent=Fraction(6),
         memory=(
             Memory(size="480p", frames=37, gib=50, what="training a LoRA"),
@@ -245,7 +192,6 @@ _ROWS = (
         ),
         source="genmoai/mochi demos/fine_tuner/README.md (30 frames/s, 25, 31, ... 85 frames, memory); "
         "generation goes up to 163 frames",
-        date="2026-11-23",
     ),
     Model(
         name="stdit3",
@@ -256,7 +202,6 @@ _ROWS = (
         fewest_frames=51,
         most_frames=408,
         size_multiple_px=2,
-        is_fixed_size=False,
         sizes=(
             _size("144p", 256, 144),
             _size("240p", 426, 240),
@@ -264,11 +209,9 @@ _ROWS = (
             _size("480p", 854, 480),
             _720P,
         ),
-        pixels_per_token=16,
         frames_per_latent=Fraction(17, 5),
         source="hpcaitech/Open-Sora 1.2 opensora/datasets/aspect.py (sizes, 51 to 408 frames); 17 frames are "
         "5 latents; the rate is an input of the model",
-        date="2026-11-23",
     ),
 )
 MODELS: dict[str, Model] = {row.name: row for row in _ROWS}
