@@ -100,8 +100,8 @@ def _measure(parts: list[pl.DataFrame], columns: list[str], spec: SplitSpec) -> 
     return jumps
 
 
-def _cut(rows: pl.DataFrame, spec: SplitSpec, where: Path) -> pl.DataFrame:
-    """Return the rows with `level` and `fold`. Raises InputError for too few rows."""
+def _cut(rows: pl.DataFrame, draws: cut.Floats, spec: SplitSpec, where: Path) -> pl.DataFrame:
+    """Return the rows with `level` and `fold`, of `cut.fold_draws`. Raises InputError for too few rows."""
     distinct = rows[spec.column].n_unique()
     if spec.levels > (distinct if spec.ties == "together" else len(rows)):
         have = f"{distinct} different values" if spec.ties == "together" else f"{len(rows)} clips"
@@ -117,11 +117,10 @@ def _cut(rows: pl.DataFrame, spec: SplitSpec, where: Path) -> pl.DataFrame:
     else:
         hashes = rng.mix(rng.id_hashes(rows["clip_id"].to_arrow()) ^ np.uint64(rng.key(spec.seed, "ties")))
         level = cut.ties_split(values, weights, hashes, spec.levels)
-    draw = cut.fold_draws(rows, spec.seed)
     return rows.with_columns(
         *([] if tokens is None else [pl.Series("tokens", tokens)]),
         pl.Series("level", level + 1, dtype=COLUMNS["level"].dtype),
-        pl.when(pl.Series(draw < spec.validation_fraction))
+        pl.when(pl.Series(draws < spec.validation_fraction))
         .then(pl.lit("validation"))
         .otherwise(pl.lit("train"))
         .alias("fold"),
@@ -222,7 +221,8 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         raise InputError(
             f"{source}: no clip is kept, so there is nothing to split. See {run / 'funnel.json'}."
         )
-    rows = _cut(rows, spec, source)
+    draws = cut.fold_draws(rows, spec.seed)
+    rows = _cut(rows, draws, spec, source)
     progress(1, 2, "steps")
     parts = [rows.filter(pl.col("level") == number) for number in range(1, spec.levels + 1)]
     columns = [name for name in dict.fromkeys((spec.column, *SHIFTING)) if name in rows.columns]
@@ -249,7 +249,7 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         warnings=tuple(found.warning for found in jumps if found.warning),
         advice=(
             *advice.texts(ramps, tail, to_ratio, spec),
-            *advice.empty_validation(cut.fold_draws(rows, spec.seed), spec.validation_fraction),
+            *advice.empty_validation(draws, spec.validation_fraction),
         ),
         up_to_date=False,
     )
@@ -282,10 +282,11 @@ def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame) -> p
         place = place.scatter(at["row"], pl.int_range(len(at), dtype=pl.UInt32, eager=True))
         return at[name].gather(place)
 
+    every = every.with_columns(scattered(rows, "level"), scattered(rows, "fold"))
+    if dropped.is_empty():
+        return every
     is_dropped = scattered(dropped, "rule").is_not_null()
     return every.with_columns(
-        scattered(rows, "level"),
-        scattered(rows, "fold"),
         (pl.col("is_kept") & ~is_dropped).alias("is_kept"),
         pl.when(is_dropped).then(pl.lit("split")).otherwise("reject_stage").alias("reject_stage"),
         *(

@@ -122,8 +122,8 @@ def apply_rules(
         )
     reported = pl.concat(entries).sort("row", maintain_order=True)  # stable: rules stay in order within a row
     # The verdict on a clip is the ledger's entry for the first rule that rejects it.
-    is_first = pl.struct("row", "is_overridden").is_first_distinct()
-    reported = reported.with_columns((is_first & ~pl.col("is_overridden")).alias("is_verdict"))
+    is_first = reported["order"] == first.gather(reported["row"])
+    reported = reported.with_columns((is_first & ~reported["is_overridden"]).alias("is_verdict"))
     verdicts = reported.filter("is_verdict")
     place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(facts))
     place = place.scatter(verdicts["row"], pl.int_range(len(verdicts), dtype=pl.UInt32, eager=True))
@@ -143,8 +143,8 @@ def funnel_of(reported: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
     """Return the rules that rejected something, in their order, with the rows in and out of each."""
     firsts = (
         reported.filter("is_verdict")
-        .group_by("order", "stage", "rule")
-        .agg(pl.len().alias("rejected"), pl.col("threshold").first())
+        .group_by("order", "rule")
+        .agg(pl.len().alias("rejected"), pl.col("stage", "threshold").first())
         .sort("order", "rule")
     )
     steps, left = [], total

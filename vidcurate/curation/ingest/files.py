@@ -129,7 +129,9 @@ def relative(paths: pl.Series, root: Path | None) -> pl.DataFrame:
     Without a root an absolute path stays as it is and leaves nothing. Links are not looked at here.
     """
     roots = [] if root is None else sorted({posixpath.abspath(root), str(root.resolve())})
-    path = pl.col("path").str.replace_all("\\", "/", literal=True)
+    path = pl.col("path")
+    if paths.str.contains("\\", literal=True).any():  # else the text is shared, not copied
+        path = path.str.replace_all("\\", "/", literal=True)
     for prefix in roots:
         path = path.str.strip_prefix(prefix + "/")
     frame = pl.DataFrame({"path": paths}).select(path=path, leaves=pl.lit(False))

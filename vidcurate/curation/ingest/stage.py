@@ -139,15 +139,19 @@ def _write(
             with_extra_files=not plan.shards,
             finds_by_name=plan.schema in TABLES and TABLES[plan.schema].has_bare_names,
         )
+        num_rows = cells.height
+        found = _findings(plan, ledger)
+        whole = _table(rows, cells, ledger, plan.schema, spec)
+        del cells, ledger  # what only the report needs goes before the second pass, which needs the memory
         origin, made_from = _origin(plan, spec, digest)
         target = table.stage_path(run, "ingest")
         words = {cell.name: words_of(cell.source) for cell in rows.own}
-        table.write(_table(rows, cells, ledger, plan.schema, spec), target, origin, words=words)
-        report = {"made_from": made_from, **_report(plan, ledger, target, more, videos)}
+        table.write(whole, target, origin, words=words)
+        report = {"made_from": made_from, **_report(found, target, more, videos)}
         write_report(run / REPORT, report)
     except pl.exceptions.PolarsError as error:
         raise unreadable(spec.metadata, error, spec.encoding) from error
-    progress(cells.height, cells.height, "rows")
+    progress(num_rows, num_rows, "rows")
     return _summary(report, videos, up_to_date=False)
 
 
@@ -182,24 +186,31 @@ def _rows(
 
 
 def _cells(rows: Rows) -> pl.DataFrame:
-    """First pass: the cells that the adapter fills, captions left out, and KEYS."""
+    """First pass: the cells that the adapter fills, captions left out, KEYS, and is_several.
+
+    A column that is the same in every row is a literal, which polars holds once.
+    """
     schema = rows.frame.collect_schema()
     read = typed(rows)
-    kept = {name: read.cells[name] for name in CELLS if name in schema or name in KEYS}
-    kept.pop("caption", None)
-    is_empty = captions.is_empty(schema) if "caption" in schema else pl.lit(True)
-    note = pl.col("note").fill_null("") if "note" in schema else pl.lit("")
-    several = (
-        captions.may_be_several(schema, _main_column(rows)) if "caption" in schema else pl.lit(value=False)
-    )
-    asked = read.frame.select(**kept, is_empty=is_empty, is_bad=read.is_bad, note=note, is_several=several)
-    found = asked.collect(engine="streaming")
+    asked = {name: read.cells[name] for name in CELLS if name in schema and name != "caption"}
+    same = {name: read.cells[name] for name in KEYS if name in CELLS and name not in schema}
+    if "caption" in schema:
+        asked["is_empty"] = captions.is_empty(schema)
+        asked["is_several"] = captions.may_be_several(schema, _main_column(rows))
+    else:
+        same |= {"is_empty": pl.lit(value=True), "is_several": pl.lit(value=False)}
+    if "note" in schema:
+        asked["note"] = pl.col("note").fill_null("")
+    else:
+        same["note"] = pl.lit("")
+    found = read.frame.select(**asked, is_bad=read.is_bad).collect(engine="streaming")
+    found = found.with_columns(**same, bad=pl.lit(""))
     at = found["is_bad"].arg_true()
-    reported = pl.repeat("", found.height, dtype=pl.String, eager=True)
     if len(at):  # one more pass, for the texts of bad rows alone
         texts = read.frame.select(bad=read.bad, is_bad=read.is_bad).filter("is_bad").select("bad")
-        reported = reported.scatter(at, texts.collect(engine="streaming")["bad"])
-    return found.drop("is_bad").with_columns(bad=reported)
+        reported = found["bad"].scatter(at, texts.collect(engine="streaming")["bad"])
+        found = found.with_columns(reported.alias("bad"))
+    return found.drop("is_bad")
 
 
 def _main_column(rows: Rows) -> str:
@@ -240,7 +251,7 @@ def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: 
         "source_id": pl.coalesce(cells["source_id"], "base_id"),
     }
     texts = _texts(rows, is_several=bool(narrow["is_several"].any()))
-    read = narrow.lazy().drop("clip_id", "video_path")
+    read = narrow.drop("clip_id", "video_path", "is_empty", "is_several", "bad", "note").lazy()
     whole = pl.concat([texts, read, verdict.head(ledger.num_rows).lazy()], how="horizontal")
     whole = whole.with_columns(**reported, **best_known(cells), **named)
     extra = (
@@ -264,9 +275,8 @@ def _with_columns(frame: pl.LazyFrame, columns: dict[str, tuple[str, pl.DataType
     )
 
 
-def _report(
-    plan: IngestPlan, ledger: Ledger, written: Path, more: dict[str, Any], videos: Path | None
-) -> dict[str, Any]:
+def _findings(plan: IngestPlan, ledger: Ledger) -> dict[str, Any]:
+    """Return what the reconciliation found, as plain JSON values."""
     counted = dict(ledger.frame["ingest_problem"].drop_nulls().value_counts().iter_rows())
     problems = {word: counted[word] for word in PROBLEMS if word in counted}
     return {
@@ -276,15 +286,30 @@ def _report(
         "rows_in": ledger.frame.height,
         "rows_kept": ledger.frame.height - sum(problems.values()),
         "problems": problems,
+        "has_absolute_paths": ledger.num_absolute_paths > 0,
+        "lists": {
+            **lists(ledger),
+            "captions_without_a_video": {"count": len(plan.alone), "listed": plan.alone},
+        },
+    }
+
+
+def _report(
+    found: dict[str, Any], written: Path, more: dict[str, Any], videos: Path | None
+) -> dict[str, Any]:
+    """Return the values of reconcile.json, in their order."""
+    found = dict(found)
+    findings, has_absolute_paths = found.pop("lists"), found.pop("has_absolute_paths")
+    return {
+        **found,
         "own_columns": [
             {"column": name, "source": own.source, "type": str(own.dtype)}
             for name, own in own_columns(written.parent).items()
         ],
         "captions": [name for name in caption_names(written.parent) if name != MAIN],
         "videos": _place(videos),
-        "root_of_absolute_paths": _place(videos) if ledger.num_absolute_paths else None,
-        **lists(ledger),
-        "captions_without_a_video": {"count": len(plan.alone), "listed": plan.alone},
+        "root_of_absolute_paths": _place(videos) if has_absolute_paths else None,
+        **findings,
         **more,
     }
 
