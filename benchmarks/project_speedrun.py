@@ -195,7 +195,7 @@ Assumed
   caption               {TEXT_TOKENS} tokens for every clip, as measured; fast blocks compute the true ones
   memory                {given.gib:g} GiB of a GPU may be used by {given.form} blocks, \
 {machine.limit_bytes / 2**30:.1f} beside the state cut over 8
-  precomputed           each clip of a stage is encoded once for the stage's passes (one view)
+  precomputed           each clip of a stage is encoded once for the stage's epochs (one view)
   not in it             starts, stops, validation, samples, and what networks between hosts cost
   published             {PUBLISHED_HOURS:,.0f} H100 hours on 192 GPUs, {PUBLISHED_TOTAL:,} steps, online
 """)
@@ -292,7 +292,7 @@ def project(
     clips = given.clips + (given.more_clips if stage.name == "stage-3" else 0)
     plan = made_up_plan(stage, clips, given)
     runs = functools.cache(functools.partial(run_of, recipe, machine))
-    num_steps = stage.steps or order.steps_for_epochs(plan, stage.passes or 0.0)
+    num_steps = stage.steps or order.steps_for_epochs(plan, stage.epochs or 0.0)
     counts = order.micro_batches_before(plan, num_steps)
     encoding = encoder_seconds(plan, rates)
     tokens = work = training = online = ahead = 0.0

@@ -79,7 +79,7 @@ def test_a_dry_run_writes_nothing_and_its_numbers_are_the_loaders(
 ) -> None:
     shards = make_shards(tmp_path / "shards", num_clips=14)
     table = "{32px: {8: [[0.8, 0.8], 3], 4: [1.0, 2], 16: [1.0, 1]}, 144p: {8: [1.0, 1]}}"
-    more = ("stages.0.passes=1.5", "stages.0.steps=null", f"stages.0.data.buckets.table={table}", "seed=1")
+    more = ("stages.0.epochs=1.5", "stages.0.steps=null", f"stages.0.data.buckets.table={table}", "seed=1")
     given = arguments(shards, tmp_path / "run", *more)
 
     assert command.main([*given, "--dry-run", "--json"]) == 0
@@ -114,7 +114,7 @@ def test_a_dry_run_writes_nothing_and_its_numbers_are_the_loaders(
     in_cells = sum(cell["clips"] for cell in cells.values())
     assert report["clips"] == in_cells
     assert in_cells + sum(report["clips_left_out"].values()) == 14
-    assert next(step for step, count in enumerate(after, 1) if count >= in_cells) == report["steps_per_pass"]
+    assert next(step for step, count in enumerate(after, 1) if count >= in_cells) == report["steps_per_epoch"]
     assert after[-1] >= 1.5 * in_cells > after[-2]
     assert {"32px-16f-1.00", "32px-16f-0.50"} <= set(report["empty_buckets"])
     assert not set(report["empty_buckets"]) & set(buckets)
@@ -122,7 +122,7 @@ def test_a_dry_run_writes_nothing_and_its_numbers_are_the_loaders(
 
     assert command.main([*given, "--dry-run"]) == 0
     words = capsys.readouterr().out
-    assert f"one pass is {report['steps_per_pass']} steps" in words
+    assert f"one epoch is {report['steps_per_epoch']} steps" in words
     assert f"no clip in {len(report['empty_buckets'])} buckets: 144p-8f-" in words
     assert " times\n" in words
 

@@ -139,7 +139,7 @@ def open_stages(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageDat
         missing = latents_request.missing(folder, plan, spec) if folder else ()
         if complete:
             latents_request.check_complete(stage.name, spec, missing)
-        num_steps = stage.steps or order.steps_for_epochs(plan, stage.passes or 0.0)
+        num_steps = stage.steps or order.steps_for_epochs(plan, stage.epochs or 0.0)
         curriculum_phases.check(stage, plan, num_steps)
         if not folder:
             data_checks.check_captions(index, plan, spec)

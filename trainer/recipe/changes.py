@@ -98,7 +98,7 @@ def refused_changes(
         if match and int(match[1]) == stage < len(now.stages):
             part, spec = match[2], now.stages[stage]
             is_asked = any(key == name or key.startswith(f"{name}.") for name in asked)
-            is_longer = part in ("steps", "passes") and (spec.steps is None or spec.steps >= stage_step)
+            is_longer = part in ("steps", "epochs") and (spec.steps is None or spec.steps >= stage_step)
             by_length = spec.optim.schedule == "cosine" or spec.routing is not None  # its dense finish
             if is_longer and (not by_length or is_asked):
                 continue

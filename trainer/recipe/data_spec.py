@@ -1,11 +1,14 @@
 """Recipe section `data` of a stage: its clips, and what of a clip is shown."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from vidcurate.errors import InputError
+from vidcurate.recipe import removed_keys
 from vidcurate.sampler.spec import PlanSpec
 from vidcurate.storage import object_store
 
@@ -26,11 +29,11 @@ class DataSpec(PlanSpec):
     latents: Path | None = None
     """a folder that trainer.data.latents.command wrote: read these instead of the clips"""
     views: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """start frames of a clip that take turns from pass to pass; null: a new one at every showing, which only
-    decoding on line can give"""
+    """start frames of a clip that take turns from epoch to epoch; null: a new one at every showing, which
+    only decoding on line can give"""
     captions: CaptionNames | Weights = ("caption",)
-    """which captions are shown: names of a clip's captions, or keys of its JSON. A list takes turns from pass
-    to pass; a map gives each a weight, and every showing draws one"""
+    """which captions are shown: names of a clip's captions, or keys of its JSON. A list takes turns from
+    epoch to epoch; a map gives each a weight, and every showing draws one"""
     captions_from: dict[Annotated[int, Field(ge=2)], Weights] = Field(default_factory=dict)
     """step of the stage's data → weights of captions from there on, such as {20000: {long: 1, short: 1}}; a
     name that is not among them is not shown. With weights in captions, which are those of the first steps"""
@@ -94,3 +97,9 @@ class DataSpec(PlanSpec):
                 f"{other[0]} is not for views: {self.views}, as latents have none; leave out one"
             )
         return self
+
+
+def from_saved(saved: Mapping[str, Any]) -> DataSpec:
+    """Return the section that a checkpoint's recipe holds as JSON, its former keys upgraded."""
+    upgraded = removed_keys.upgrade(saved, DataSpec.model_json_schema())
+    return DataSpec.model_validate_json(json.dumps(upgraded))

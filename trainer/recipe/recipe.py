@@ -54,7 +54,7 @@ def _preset(value: object) -> object:
 
 
 class Stage(Recipe):
-    """One stage: its data, its length (`steps`, or `passes` over its clips) and how it learns.
+    """One stage: its data, its length (`steps` or `epochs`) and how it learns.
 
     `carry_over` says what a stage takes from the one before: `everything` (weights, moving average,
     optimizer) or `weights` (the published runs began each stage with a fresh optimizer and average).
@@ -66,8 +66,8 @@ class Stage(Recipe):
     """which clips, in what shapes"""
     steps: Count | None = None
     """length in optimizer steps"""
-    passes: Annotated[float, Field(gt=0)] | None = None
-    """length in passes over the stage's clips, instead of steps"""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """length in epochs of the stage's clips, instead of steps"""
     optim: OptimSpec = OptimSpec()
     """learning rate and update"""
     flow: FlowSpec = FlowSpec()
@@ -114,9 +114,9 @@ class Stage(Recipe):
 
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:
-        if (self.steps is None) == (self.passes is None):
+        if (self.steps is None) == (self.epochs is None):
             given = "neither is" if self.steps is None else "both are"
-            raise ValueError(f"stage {self.name} needs steps or passes, one of them; {given} given")
+            raise ValueError(f"stage {self.name} needs steps or epochs, one of them; {given} given")
         return self
 
 

@@ -18,7 +18,7 @@ from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
 from trainer.model.encoders.registry import VideoSpec
 from trainer.model.stdit import STDiT3Config
-from trainer.recipe.data_spec import DataSpec
+from trainer.recipe import data_spec
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.training import resume
@@ -145,7 +145,7 @@ def continue_data(
     _check_latents(stage, saved)
 
     def first_plan() -> Plan:
-        spec = DataSpec.model_validate_json(json.dumps(saved_recipe["stages"][number]["data"]))
+        spec = data_spec.from_saved(saved_recipe["stages"][number]["data"])
         return data_stages.stage_plan(stage.index if old_index is None else old_index, spec, stage.plan.seed)
 
     def write() -> str:
@@ -180,9 +180,9 @@ def continue_data(
 
 
 def _in_place(stages: tuple[StageData, ...], stage: StageData) -> tuple[StageData, ...]:
-    """Return the stages with this one replaced; a length in passes is recomputed from its clips."""
+    """Return the stages with this one replaced; a length in epochs is recomputed from its clips."""
     spec = stage.stage
-    num_steps = spec.steps or order.steps_for_epochs(stage.plan, spec.passes or 0.0)
+    num_steps = spec.steps or order.steps_for_epochs(stage.plan, spec.epochs or 0.0)
     replaced = [*stages[: stage.number], replace(stage, num_steps=num_steps), *stages[stage.number + 1 :]]
     first_step = 0
     for number, each in enumerate(replaced):
@@ -271,7 +271,7 @@ def to_text(verdict: StateComparison, change: Change | None) -> list[str]:
         lines.append("fallback clips of the same cells replace the removed clips; the order is unchanged")
     elif change and change.plan_file:
         lines.append(
-            "from here on every cell first shows each unseen clip, old or new, once, then continues in passes"
+            "from here on every cell first shows each unseen clip, old or new, once, then continues in epochs"
         )
     return lines
 

@@ -95,7 +95,11 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "conversion": Removed("scaled frames have the bytes that the ffmpeg program makes", "ffmpeg"),
         "small_cells=refuse": Removed("write merge, which refuses what fits no other bucket", now="merge"),
     },
-    "Stage": {"mask_ratios.intepolate": Removed("write interpolate", now="interpolate")},
+    "Stage": {
+        "passes": _renamed("epochs"),
+        "mask_ratios.intepolate": Removed("write interpolate", now="interpolate"),
+    },
+    "PhaseSpec": {"passes": _renamed("epochs")},
     "TrainRecipe": {
         "blocks=readable": Removed("write eager", now="eager"),
         "float8_products": Removed("write precision: float8", False),

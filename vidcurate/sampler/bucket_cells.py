@@ -228,15 +228,15 @@ def phases_of(parts: Sequence[CellClips], spec: PlanSpec) -> list[Phase]:
             )
         )
         steps = phase.steps
-        if phase.passes is not None:
+        if phase.epochs is not None:
             shown = sum(rate * sizes[name].clips_per_turn for name, rate in rates.items())
             per_step = spec.micro_batches_per_step * shown / sum(rates.values())
             clips = sum(len(sizes[name].members) for name in rates)
-            steps = math.ceil(Fraction(phase.passes).limit_denominator(10**6) * clips / per_step)
+            steps = math.ceil(Fraction(phase.epochs).limit_denominator(10**6) * clips / per_step)
             if phase.ramp_steps > steps:
                 raise InputError(
-                    f"curriculum.{number} has a ramp of {phase.ramp_steps} steps, but {phase.passes:g} "
-                    f"passes are {steps} steps; make the ramp shorter or the phase longer."
+                    f"curriculum.{number} has a ramp of {phase.ramp_steps} steps, but {phase.epochs:g} "
+                    f"epochs are {steps} steps; make the ramp shorter or the phase longer."
                 )
         step += steps or 0
     return phases

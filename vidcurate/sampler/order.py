@@ -312,9 +312,9 @@ def _times_shown(plan: Plan, name: str, step: int) -> epoch_shuffle.Ordinals:
     return epoch_shuffle.NONE
 
 
-def steps_for_epochs(plan: Plan, passes: float) -> int:
-    """Return the fewest steps that show at least `passes` x the number of clips: a stage's length."""
-    wanted = passes * plan.num_clips
+def steps_for_epochs(plan: Plan, epochs: float) -> int:
+    """Return the fewest steps that show at least `epochs` x the number of clips: a stage's length."""
+    wanted = epochs * plan.num_clips
     high = 1
     while clips_before(plan, high) < wanted:
         high *= 2

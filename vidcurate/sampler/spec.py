@@ -16,7 +16,7 @@ class PhaseSpec(Recipe):
     """One phase of a curriculum: what it shows, how long, and how the mixture comes to it.
 
     One of `levels`, `sources` and `weights` says what is shown; of the first two every clip equally often.
-    All phases but the last have a length, `steps` or `passes`, and the ramp is part of it.
+    All phases but the last have a length, `steps` or `epochs`, and the ramp is part of it.
     """
 
     levels: tuple[int, ...] = ()
@@ -27,8 +27,8 @@ class PhaseSpec(Recipe):
     """level (or source) → its share of the clips shown"""
     steps: Count | None = None
     """optimizer steps until the next phase"""
-    passes: Annotated[float, Field(gt=0)] | None = None
-    """passes over the phase's clips until the next phase, instead of steps"""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """epochs of the phase's clips until the next phase, instead of steps"""
     ramp_steps: Annotated[int, Field(ge=0)] = 0
     """the first steps, in which the mixture moves from the phase before to this one; 0: at once"""
     ramp: Literal["linear", "cosine"] = "linear"
@@ -38,8 +38,8 @@ class PhaseSpec(Recipe):
     def _says_one_thing(self) -> Self:
         if sum(map(bool, (self.levels, self.sources, self.weights))) != 1:
             raise ValueError("a phase needs one of levels, sources and weights, to say what it shows")
-        if self.steps is not None and self.passes is not None:
-            raise ValueError("a phase has steps or passes, not both")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("a phase has steps or epochs, not both")
         if self.steps is not None and self.ramp_steps > self.steps:
             raise ValueError(
                 f"a ramp of {self.ramp_steps} steps is longer than its phase of {self.steps} steps"
@@ -98,9 +98,9 @@ class PlanSpec(Recipe):
         for number, phase in enumerate(self.curriculum):
             where = f"curriculum.{number}"
             last = number + 1 == len(self.curriculum)
-            has_length = phase.steps is not None or phase.passes is not None
+            has_length = phase.steps is not None or phase.epochs is not None
             if has_length == last:
-                what = "lasts to the end; leave out its steps and passes" if last else "needs steps or passes"
+                what = "lasts to the end; leave out its steps and epochs" if last else "needs steps or epochs"
                 raise ValueError(f"{where} {what}")
             if (phase.levels and self.cells_by != "level") or (phase.sources and self.cells_by != "source"):
                 raise ValueError(f"{where} names other things than cells_by={self.cells_by}")

@@ -105,7 +105,7 @@ def test_a_recipe_builds_its_model_and_its_dry_run_adds_up(name: str, shards: Pa
 
     assert report["steps"] == sum(stage["steps"] for stage in report["stages"])
     for stage, spec in zip(report["stages"], recipe.stages, strict=True):
-        assert stage["steps"] == spec.steps if spec.steps else stage["passes"] >= (spec.passes or 0)
+        assert stage["steps"] == spec.steps if spec.steps else stage["epochs"] >= (spec.epochs or 0)
         assert stage["clips"] + sum(stage["clips_left_out"].values()) <= NUM_CLIPS
         assert stage["clips"] > 0.5 * NUM_CLIPS * len(spec.data.levels or (1, 2)) / 2
         assert stage["lr_first"] < spec.optim.lr
@@ -219,7 +219,7 @@ def test_a_stage_begins_with_the_weights_of_the_one_before_and_nothing_else() ->
             100,
         )
         assert stage.flow == rectified_flow.FlowSpec()
-    assert [stages()[f"stage-{number}"].passes for number in (1, 2, 3)] == [5, 5, 5]
+    assert [stages()[f"stage-{number}"].epochs for number in (1, 2, 3)] == [5, 5, 5]
     assert [stages()[f"stage-{number}"].steps for number in (4, 5, 6)] == [2100, 3300, 2900]
 
 

@@ -69,7 +69,7 @@ def test_stages_follow_each_other_and_a_resume_between_them_changes_nothing(
     stages = [
         first | {"name": "easy", "data": first["data"] | {"levels": [1]}},
         first | {"name": "hard", "data": first["data"] | {"levels": [2]}, "carry_over": "weights"},
-        first | {"name": "all", "steps": None, "passes": 0.5},
+        first | {"name": "all", "steps": None, "epochs": 0.5},
     ]
 
     def recipe(run: str, stages: list[dict[str, Any]]) -> TrainRecipe:

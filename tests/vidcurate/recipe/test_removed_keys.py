@@ -7,6 +7,7 @@ import pytest
 
 from docs import generate
 from tests.trainer.shards_for_tests import SMOKE
+from trainer.recipe import data_spec
 from trainer.recipe import recipe as recipes
 from trainer.recipe.changes import changes
 from vidcurate.errors import RecipeError
@@ -127,6 +128,19 @@ def test_a_run_whose_saved_recipe_has_former_keys_can_be_resumed() -> None:
     assert recipes.from_saved(older) == now
     older["guard"]["no_key"] = 1
     assert "guard.no_key" in changes(older, now)
+
+
+def test_a_saved_length_in_passes_is_one_in_epochs_of_a_stage_and_of_a_phase() -> None:
+    phases = "[{levels: [1], epochs: 2}, {levels: [2], ramp_steps: 3}]"
+    one = ("stages.0.steps=null", "stages.0.epochs=2", "stages.0.data.levels=null")
+    now = recipes.load(SMOKE, [*one, f"stages.0.data.curriculum={phases}"])
+    older = recipes.to_json(now)
+    for place in (*older["stages"], *older["stages"][0]["data"]["curriculum"]):
+        place["passes"] = place.pop("epochs")
+
+    assert changes(older, now) == {}
+    assert recipes.from_saved(older) == now
+    assert data_spec.from_saved(older["stages"][0]["data"]) == now.stages[0].data
 
 
 def test_a_former_key_that_was_changed_stays_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:

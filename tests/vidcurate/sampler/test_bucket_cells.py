@@ -102,7 +102,7 @@ micro_batches_per_step: 6
 curriculum:
   - {levels: [1], steps: 50}
   - {levels: [1, 2], steps: 100, ramp_steps: 40}
-  - {weights: {"2": 1, "3": 3}, passes: 2, ramp_steps: 20, ramp: cosine}
+  - {weights: {"2": 1, "3": 3}, epochs: 2, ramp_steps: 20, ramp: cosine}
   - {levels: [3]}
 """
 
@@ -127,7 +127,7 @@ def test_levels_come_in_turn_with_ramps(clips: Index) -> None:
 
 def test_a_curriculum_is_refused_where_it_says_nothing_or_two_things() -> None:
     for text, complaint in (
-        ("[{levels: [1]}, {levels: [2]}]", "curriculum.0 needs steps or passes"),
+        ("[{levels: [1]}, {levels: [2]}]", "curriculum.0 needs steps or epochs"),
         ("[{levels: [1], steps: 4}]", "curriculum.0 lasts to the end"),
         ("[{levels: [1], weights: {'1': 1}}]", "one of levels, sources and weights"),
         ("[{levels: [1], ramp_steps: 4}]", "there is nothing to ramp from"),
@@ -135,7 +135,7 @@ def test_a_curriculum_is_refused_where_it_says_nothing_or_two_things() -> None:
             "[{levels: [1], steps: 4}, {levels: [2], steps: 3, ramp_steps: 5}, {levels: [1]}]",
             "is longer than its",
         ),
-        ("[{levels: [1], steps: 4, passes: 2}, {levels: [1]}]", "steps or passes, not both"),
+        ("[{levels: [1], steps: 4, epochs: 2}, {levels: [1]}]", "steps or epochs, not both"),
         ("[{sources: [mira]}]", "curriculum.0 names other things than cells_by=level"),
     ):
         with pytest.raises(RecipeError, match=complaint.replace(".", r"\.")):
@@ -146,12 +146,12 @@ def test_a_phase_without_clips_or_with_too_long_a_ramp_is_refused(clips: Index) 
     with pytest.raises(InputError, match="no clip of level 9 in fold train"):
         planned(clips, "{curriculum: [{levels: [1], steps: 3}, {levels: [9]}]}")
     with pytest.raises(
-        InputError, match=r"curriculum\.1 has a ramp of 5000 steps, but 1 passes are \d+ steps"
+        InputError, match=r"curriculum\.1 has a ramp of 5000 steps, but 1 epochs are \d+ steps"
     ):
         planned(
             clips,
             "{curriculum: [{levels: [1], steps: 3}, "
-            "{levels: [2], passes: 1, ramp_steps: 5000}, {levels: [1]}]}",
+            "{levels: [2], epochs: 1, ramp_steps: 5000}, {levels: [1]}]}",
         )
 
 

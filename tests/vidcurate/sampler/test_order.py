@@ -249,7 +249,7 @@ def test_permutations_are_spread_evenly_and_do_not_resemble_each_other(count: in
     assert ((table - expected) ** 2 / expected).sum() < 81 * 1.7
 
 
-def test_passes_and_seeds_have_orders_of_their_own() -> None:
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     one, other = plan([(500, 5, 1)], seed=1), plan([(500, 5, 1)], seed=2)
     first, second = stream(one, 200)[:500], stream(one, 200)[500:]
     assert sum(a == b for a, b in zip(first, second, strict=True)) < 10
@@ -309,14 +309,14 @@ def test_a_finite_pass_reads_every_clip_once(one: Plan, world: int) -> None:
 
 
 @given(plans, st.floats(0.1, 5))
-def test_a_length_in_passes_is_the_fewest_steps_that_show_so_many_clips(one: Plan, passes: float) -> None:
-    steps = order.steps_for_epochs(one, passes)
+def test_a_length_in_epochs_is_the_fewest_steps_that_show_so_many_clips(one: Plan, epochs: float) -> None:
+    steps = order.steps_for_epochs(one, epochs)
 
     def shown(step: int) -> int:
         counts = order.micro_batches_before(one, step)
         return sum(n * cell.micro_batch_size for n, cell in zip(counts, one.cells, strict=True))
 
-    assert shown(steps) >= passes * one.num_clips > shown(steps - 1)
+    assert shown(steps) >= epochs * one.num_clips > shown(steps - 1)
 
 
 def test_fallbacks_are_of_the_cell_and_not_in_the_micro_batch() -> None:

@@ -237,11 +237,11 @@ class LatentLoader(RankLoader[_Started]):
         return np.array([clip_view.drawn_caption(draw, weights) for draw in draws])
 
     def _found_in(
-        self, cell: Cell, clip_rows: Rows, passes: Rows, caption: Rows
+        self, cell: Cell, clip_rows: Rows, epochs: Rows, caption: Rows
     ) -> tuple[list[int], list[int]]:
         """Return the latent and text rows of these clips in these epochs, with these captions."""
         bucket, index = cell.bucket, self.folder.index
-        view = clip_view.view_number(passes, self._num_views)
+        view = clip_view.view_number(epochs, self._num_views)
         latents = self.folder.find_latents(bucket, clip_rows, view)
         texts = self.folder.find_texts(clip_rows, caption)
         for what, found in ((f"latent in {bucket.name}", latents), ("text", texts)):
@@ -312,8 +312,8 @@ class LatentLoader(RankLoader[_Started]):
 
         def read(row: int) -> None:
             part, clip = started.plan, np.array([row])
-            passes, caption = part.epochs[slot : slot + 1], self._captions_of(part, [slot])
-            (latent,), (text,) = self._found_in(self.plan.cells[part.cell], clip, passes, caption)
+            epochs, caption = part.epochs[slot : slot + 1], self._captions_of(part, [slot])
+            (latent,), (text,) = self._found_in(self.plan.cells[part.cell], clip, epochs, caption)
             started.rows[slot], started.texts[slot] = latent, self._text_buffer(text)
             self._read(started, slot, latent, text)
 

@@ -133,7 +133,7 @@ def _stage(stage: data_stages.StageData, encoding: Encoding, needs: dict[str, An
             "clips": len(cell.rows),
             "clips_per_micro_batch": cell.micro_batch_size,
             "micro_batches": count,
-            "passes": count * cell.micro_batch_size / len(cell.rows),
+            "epochs": count * cell.micro_batch_size / len(cell.rows),
             "exposures": exposure,
         }
         for cell, count, exposure in zip(stage.plan.cells, counts, exposures, strict=True)
@@ -155,8 +155,8 @@ def _stage(stage: data_stages.StageData, encoding: Encoding, needs: dict[str, An
         "memory": needs,
         "compute_seconds_per_step": _compute_seconds(stage, counts),
         "clips_read": trained,
-        "passes": trained / stage.plan.num_clips,
-        "steps_per_pass": plan_stats.steps_per_epoch(stage.plan),
+        "epochs": trained / stage.plan.num_clips,
+        "steps_per_epoch": plan_stats.steps_per_epoch(stage.plan),
         "buckets": [asdict(total) for total in _buckets(stage, counts, end)],
         "empty_buckets": list(plan_stats.empty_buckets(stage.plan, stage.stage.data.buckets)),
         "tokens_of_first_step": first.num_tokens,
@@ -291,8 +291,8 @@ def to_text(report: dict[str, Any]) -> str:
         lines.append("")
         lines.append(
             f"{stage['name']}: {stage['steps']:,} steps of {stage['micro_batches_per_step']} micro-batches, "
-            f"{stage['passes']:.2f} passes over {stage['clips']:,} clips of {stage['shards']}, "
-            f"lr {stage['lr_first']:.3g} → {stage['lr_last']:.3g}; one pass is {stage['steps_per_pass']:,} "
+            f"{stage['epochs']:.2f} epochs of {stage['clips']:,} clips of {stage['shards']}, "
+            f"lr {stage['lr_first']:.3g} → {stage['lr_last']:.3g}; one epoch is {stage['steps_per_epoch']:,} "
             "steps"
         )
         if seconds := stage["compute_seconds_per_step"]:
@@ -315,7 +315,7 @@ def to_text(report: dict[str, Any]) -> str:
             least, most = cell["exposures"]
             lines.append(
                 f"  {cell['name']:<32} {cell['clips']:>9,} clips  {cell['micro_batches']:>9,} micro-batches "
-                f"of {cell['clips_per_micro_batch']}, {cell['passes']:.2f} passes, each clip shown "
+                f"of {cell['clips_per_micro_batch']}, {cell['epochs']:.2f} epochs, each clip shown "
                 f"{least:,}{f' to {most:,}' if most > least else ''} times"
             )
         if len(stage["buckets"]) < len(stage["cells"]):

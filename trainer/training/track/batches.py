@@ -42,13 +42,13 @@ def epoch(seed: int, number: int, count: int) -> list[int]:
 
 
 def numbers_of_steps(seed: int, count: int, batch: int) -> Iterator[tuple[int, ...]]:
-    """Yield the clips of each step: passes over all clips, each in an order of its own."""
+    """Yield the clips of each step: epochs of all clips, each in an order of its own."""
     waiting: deque[int] = deque()
-    passes = 0
+    epochs = 0
     while True:
         while len(waiting) < batch:
-            waiting.extend(epoch(seed, passes, count))
-            passes += 1
+            waiting.extend(epoch(seed, epochs, count))
+            epochs += 1
         yield tuple(waiting.popleft() for _ in range(batch))
 
 

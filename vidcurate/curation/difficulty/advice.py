@@ -229,5 +229,5 @@ def recipe_fragment(levels: int, ramps: tuple[Ramp, ...], spec: SplitSpec) -> st
                 data = f"shards: shards, levels: [{level - 1}, {level}], weights: {weights}{buckets()}"
                 lines += _stage(f"ramp-{level - 1}-{level}-{number}", data, f"steps: {steps}")
         data = f"shards: shards, levels: [{level}]{buckets()}"
-        lines += _stage(f"level-{level}", data, f"passes: {spec.passes:g}")
+        lines += _stage(f"level-{level}", data, f"epochs: {spec.epochs:g}")
     return "\n".join(lines) + "\n"

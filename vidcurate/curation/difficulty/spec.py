@@ -37,5 +37,5 @@ class SplitSpec(Recipe):
     steps_per_increment: ClassVar[int] = 1000
     """optimizer steps that an increment of a ramp lasts, 1 / (1 - beta2) of the optimizer; a ramp has no more
     steps than its level has clips"""
-    passes: ClassVar[float] = 2.0
-    """passes over a level in levels.yaml; the published curriculum made two"""
+    epochs: ClassVar[float] = 2.0
+    """epochs of a level in levels.yaml; the published curriculum made two"""

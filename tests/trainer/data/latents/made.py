@@ -11,7 +11,7 @@ from trainer.model.encoders.precision import EncodedSpec
 from trainer.run_folder.checkpoint import checkpoint, checksum
 
 ROOT = Path(__file__).resolve().parents[4]
-# Two passes over 12 clips in 6 steps: both views of a clip are shown.
+# Two epochs of 12 clips in 6 steps: both views of a clip are shown.
 TRAINED = ("stages.0.steps=6", "stages.0.checkpoint_every=2", "stages.0.data.views=2", "sample=null")
 FEW_CLIPS_A_SHARD = 262_144  # bytes
 CUT_SHORT = 5

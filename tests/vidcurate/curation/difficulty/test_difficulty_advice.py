@@ -249,7 +249,7 @@ def test_the_fragment_is_the_stages_of_a_training_recipe(
 
     named = [stage.name for stage in read.stages if stage.name.startswith("level")]
     assert named == ["level-1", "level-2", "level-3"]
-    assert [stage.data.levels for stage in read.stages if stage.passes == 2] == [(1,), (2,), (3,)]
+    assert [stage.data.levels for stage in read.stages if stage.epochs == 2] == [(1,), (2,), (3,)]
     assert all(stage.data.buckets == TABLE for stage in read.stages)
     mixed = [stage for stage in read.stages if stage.data.levels == (1, 2)]
     assert len(mixed) == summary.ramps[0].increments - 1
