@@ -96,10 +96,16 @@ export class Grid {
     this.full = Math.ceil(this.total / columns) * this.rowHeight + GAP;
     this.height = Math.max(Math.min(this.full, MOST_HEIGHT), 1);
     this.spacer.style.height = `${this.height}px`;
-    for (const card of this.cards.values()) card.remove();
-    this.cards.clear();
+    for (const card of this.cards.values()) this.size(card); // not made anew: one may be playing
     if (top) this.jump(Math.floor(top / columns) * this.rowHeight);
     this.draw();
+  }
+
+  size(card) {
+    card.root.style.width = `${this.width}px`;
+    card.root.style.height = `${this.rowHeight - GAP}px`;
+    card.picture.style.height = `${this.picture}px`;
+    card.root.setAttribute("aria-setsize", String(this.total));
   }
 
   rowAt(place) {
@@ -147,11 +153,8 @@ export class Grid {
       let card = this.cards.get(index);
       if (!card) {
         card = new Card(index, (at) => this.choose(at), (at) => this.open(at));
-        card.root.style.width = `${this.width}px`;
-        card.root.style.height = `${this.rowHeight - GAP}px`;
-        card.picture.style.height = `${this.picture}px`;
         card.root.setAttribute("aria-posinset", String(index + 1));
-        card.root.setAttribute("aria-setsize", String(this.total));
+        this.size(card);
         this.cards.set(index, card);
         this.spacer.append(card.root);
       }
