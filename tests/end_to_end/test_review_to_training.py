@@ -1,8 +1,12 @@
-"""Review → filter → ledger → shards → trainer, on small clips that are encoded and decoded for real."""
+"""Review → filter → ledger → shards → trainer, on small made clips and on real ones."""
 
+import csv
 import json
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from tests.trainer.shards_for_tests import COLOURS, FPS, WAYS, smoke, square
@@ -18,6 +22,12 @@ from vidcurate.media import encode
 from vidcurate.shards.index_file import read_columns
 
 EDITED = "a white square, a cat and a dog move down"
+# Real clips, small and of several codecs; one has three frames, of one some packets are damaged.
+REAL = (
+    "mdn_rabbit320.webm", "hf_66x50.mov", "tc_h265.mp4", "libwebm_bbb_480p_vp9.webm",
+    "moviepy_bbb_432_433.webm", "dn_sample_mpeg4.mp4", "ft_hiker.mp4", "mmcv_test.mp4",
+)  # fmt: skip
+SHORT, DAMAGED = "decord_rot180.mov", "decord_corrupted.mp4"
 RECIPE = """
 run: {home}/run
 workers: 1
@@ -30,8 +40,33 @@ shards: {{max_clips: 8}}
 """
 
 
-def _curated(home: Path) -> Path:
-    """Curate ten clips: one too short, one cut in its midst; the captions are true."""
+@dataclass(frozen=True)
+class Curated:
+    """A curation of ten clips. `clip_ids`: eight good ones, then one too short, then a damaged one."""
+
+    home: Path
+    clip_ids: tuple[str, ...]
+
+    @property
+    def run(self) -> Path:
+        return self.home / "run"
+
+
+def _write_real(home: Path, shared: Path) -> list[str]:
+    """Copy the real clips with their captions; return their names."""
+    (home / "videos").mkdir()
+    names = [*REAL, SHORT, DAMAGED]
+    with (shared / "data" / "captions_openvid.csv").open(newline="") as file:
+        said = {row["video"]: row["caption"] for row in csv.DictReader(file)}
+    with (home / "captions.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("video", "caption"), *((name, said[name]) for name in names)])
+    for name in names:
+        shutil.copyfile(shared / "data" / "clips" / name, home / "videos" / name)
+    return names
+
+
+def _write_made(home: Path) -> list[str]:
+    """Write ten clips with true captions: one too short, one cut in its midst; return their names."""
     (home / "videos").mkdir()
     lines = ["video,caption"]
     for number in range(10):
@@ -42,10 +77,20 @@ def _curated(home: Path) -> Path:
     whole = (home / "videos" / "clip-9.mp4").read_bytes()
     (home / "videos" / "clip-9.mp4").write_bytes(whole[: len(whole) // 2])
     (home / "captions.csv").write_text("\n".join(lines) + "\n")
+    return [f"clip-{number}.mp4" for number in range(10)]
+
+
+@pytest.fixture(params=["made", "real"])
+def curated(request: pytest.FixtureRequest, tmp_path: Path) -> Curated:
+    """Ten clips, made or real, curated up to the shards."""
+    home = tmp_path
+    is_made = request.param == "made"
+    names = _write_made(home) if is_made else _write_real(home, request.getfixturevalue("shared"))
     (home / "curate.yaml").write_text(RECIPE.format(home=home))
     (home / "filter.yaml").write_text("limits: {noun_count: {min: 1}, num_frames: {min: 9}}\n")
     main_ended(["curate", str(home / "curate.yaml"), "--json"])
-    return home / "run"
+    ids = dict(pl.read_parquet(home / "run" / "ingest.parquet").select("video_path", "clip_id").iter_rows())
+    return Curated(home=home, clip_ids=tuple(ids[name] for name in names))
 
 
 def main_ended(words: list[str]) -> None:
@@ -60,14 +105,13 @@ def _captions(run: Path) -> dict[str, str]:
 
 
 def test_a_clip_rejected_by_eye_is_gone_and_an_edited_caption_is_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    curated: Curated, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = _curated(tmp_path)
+    run, tmp_path, of = curated.run, curated.home, curated.clip_ids
+    short, cut = of[8:]
     before = _captions(run)
-    names = {clip_id: int(caption.split()[3]) for clip_id, caption in before.items()}
-    assert sorted(names.values()) == list(range(8))
-    of = {number: clip_id for clip_id, number in names.items()}
-    short, cut = (clip_id.replace("0", number) for clip_id, number in ((of[0], "8"), (of[0], "9")))
+    assert sorted(before) == sorted(of[:8])
+    said = dict(pl.read_parquet(run / "ingest.parquet").select("clip_id", "caption").iter_rows())
     for number, (clip_id, verdict, more) in enumerate(
         [
             (of[2], "reject", {"reason": "a <script>slide</script> show"}),
@@ -97,7 +141,7 @@ def test_a_clip_rejected_by_eye_is_gone_and_an_edited_caption_is_trained(
     after = _captions(run)
     assert after == {clip_id: text for clip_id, text in before.items() if clip_id != of[2]} | {
         of[3]: EDITED,
-        short: "a red square 8 moves down",
+        short: said[short],
     }
     tar = b"".join(path.read_bytes() for path in (run / "shards").glob("*.tar"))
     assert EDITED.encode() in tar
