@@ -166,7 +166,7 @@ def atomic_path(
 
 
 @contextmanager
-def atomic_folder(final: Path, *, is_flushed: bool = True) -> Iterator[Path]:
+def atomic_folder(final: Path) -> Iterator[Path]:
     """Yield an empty temporary folder to fill; when the block ends, flush what it holds and rename it.
 
     `final` must not exist by then, or be an empty folder. Raises OSError.
@@ -176,7 +176,7 @@ def atomic_folder(final: Path, *, is_flushed: bool = True) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        _rename(partial, final, is_flushed=is_flushed)
+        _rename(partial, final, is_flushed=True)
     except BaseException:
         _remove(partial)
         raise

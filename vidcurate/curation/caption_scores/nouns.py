@@ -31,7 +31,7 @@ class Engine:
     load: Callable[[], Callable[[pl.Series], pl.DataFrame]]
 
 
-def choose(noun_engine: str, num_workers: int = 1) -> Engine:
+def choose(noun_engine: str) -> Engine:
     """Return the engine for `auto`, `builtin` or `spacy:<package or folder>`, without loading its model.
 
     `auto` uses en_core_web_sm when installed, else the built-in engine. Raises InputError for a spaCy
@@ -50,11 +50,7 @@ def choose(noun_engine: str, num_workers: int = 1) -> Engine:
             name=nouns_builtin.load_tables().engine, reason=reason, load=lambda: nouns_builtin.count_kinds
         )
     pipeline = noun_engine.removeprefix("spacy:")
-    return Engine(
-        name=nouns_spacy.engine(pipeline),
-        reason=reason,
-        load=partial(nouns_spacy.load, pipeline, num_workers),
-    )
+    return Engine(name=nouns_spacy.engine(pipeline), reason=reason, load=partial(nouns_spacy.load, pipeline))
 
 
 def refuse_another_engine(clips: pl.LazyFrame, where: str, engine: str) -> None:
@@ -82,9 +78,9 @@ def refuse_another_engine(clips: pl.LazyFrame, where: str, engine: str) -> None:
         )
 
 
-def score(noun_engine: str, num_workers: int = 1) -> TextScore:
+def score(noun_engine: str) -> TextScore:
     """Return the score of COLUMNS. Raises InputError as `choose` does."""
-    engine = choose(noun_engine, num_workers)
+    engine = choose(noun_engine)
     counters: list[Callable[[pl.Series], pl.DataFrame]] = []
 
     def measure(captions: pl.Series) -> pl.DataFrame:

@@ -66,7 +66,7 @@ def engine(pipeline: str) -> str:
     return f"spacy:{pipeline}@{importlib.metadata.version(pipeline)}"
 
 
-def load(pipeline: str, num_workers: int = 1) -> Callable[[pl.Series], pl.DataFrame]:
+def load(pipeline: str) -> Callable[[pl.Series], pl.DataFrame]:
     """Return a function from captions to noun_count and proper_noun_count (Int32; null for null).
 
     Raises InputError when spaCy cannot load the pipeline, or it does not tag parts of speech.
@@ -97,9 +97,7 @@ def load(pipeline: str, num_workers: int = 1) -> Callable[[pl.Series], pl.DataFr
         texts = captions.fill_null("").to_list()
         # Without the memory zone spaCy's string store would grow with every caption.
         with nlp.memory_zone(), nlp.select_pipes(enable=parts):
-            tagged = (
-                doc.to_array(attribute) for doc in nlp.pipe(texts, batch_size=_BATCH, n_process=num_workers)
-            )
+            tagged = (doc.to_array(attribute) for doc in nlp.pipe(texts, batch_size=_BATCH))
             counts = [(int(np.isin(tags, wanted).sum()), int(np.isin(tags, proper).sum())) for tags in tagged]
         return pl.DataFrame(
             {

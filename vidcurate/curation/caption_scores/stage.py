@@ -43,14 +43,14 @@ class ScoreSpec(Recipe):
     """count tokens with this tokenizer: a folder, or a name such as google/t5-v1_1-xxl; needs transformers"""
 
 
-# Every score, in column order: from settings and number of processes to a score, None when disabled.
-SCORES: dict[str, Callable[[ScoreSpec, int], TextScore | None]] = {
-    "nouns": lambda spec, num_workers: nouns.score(spec.noun_engine, num_workers),
-    "caption_length": lambda spec, num_workers: text_scores.length_score(),
-    "t5_tokens": lambda spec, num_workers: t5_tokens.score(spec.t5_tokenizer) if spec.t5_tokenizer else None,
-    "language": lambda spec, num_workers: language.score() if spec.language else None,
-    "boilerplate": lambda spec, num_workers: text_scores.boilerplate_score(),
-    "repeats": lambda spec, num_workers: text_scores.repeats_score(),
+# Every score, in column order: from settings to a score, None when disabled.
+SCORES: dict[str, Callable[[ScoreSpec], TextScore | None]] = {
+    "nouns": lambda spec: nouns.score(spec.noun_engine),
+    "caption_length": lambda spec: text_scores.length_score(),
+    "t5_tokens": lambda spec: t5_tokens.score(spec.t5_tokenizer) if spec.t5_tokenizer else None,
+    "language": lambda spec: language.score() if spec.language else None,
+    "boilerplate": lambda spec: text_scores.boilerplate_score(),
+    "repeats": lambda spec: text_scores.repeats_score(),
 }
 
 
@@ -106,7 +106,7 @@ def rescore(run: Path, captions: pl.Series, columns: Collection[str]) -> pl.Data
         nouns_of_other_languages=bool(recorded.get(_OTHER_LANGUAGES, True)),
         t5_tokenizer=recorded.get("t5_tokenizer"),
     )
-    scores = [score for make in SCORES.values() if (score := make(spec, 1)) is not None]
+    scores = [score for make in SCORES.values() if (score := make(spec)) is not None]
     for score in scores:
         for name, value in score.settings.items():
             if recorded.get(name) != value:
@@ -119,16 +119,13 @@ def rescore(run: Path, captions: pl.Series, columns: Collection[str]) -> pl.Data
 
 
 @run_lock.holding_run
-def run_score(
-    run: Path, spec: ScoreSpec, *, num_workers: int = 1, progress: Progress = no_progress
-) -> ScoreSummary:
+def run_score(run: Path, spec: ScoreSpec, *, progress: Progress = no_progress) -> ScoreSummary:
     """Score every row of the run's table and write RUN/score.parquet.
 
-    `num_workers` is for the spaCy engine; the built-in engine needs one thread. Raises InputError for a
-    missing engine, tokenizer or package, ColumnError for a table without captions or with noun counts of
-    another engine, StageError, StorageError.
+    Raises InputError for a missing engine, tokenizer or package, ColumnError for a table without captions or
+    with noun counts of another engine, StageError, StorageError.
     """
-    scores = [score for make in SCORES.values() if (score := make(spec, num_workers)) is not None]
+    scores = [score for make in SCORES.values() if (score := make(spec)) is not None]
     previous = table.previous_stage(run, "score")
     source = table.stage_path(run, previous)
     clips = table.scan(run, previous)
