@@ -31,7 +31,7 @@ from vidcurate.executor.parts_folder import (
     write_part,
 )
 from vidcurate.executor.worker_processes import Row as Row
-from vidcurate.executor.worker_processes import WorkerProcesses
+from vidcurate.executor.worker_processes import Work, WorkerProcesses
 
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]  # (done, total, unit)
@@ -153,9 +153,13 @@ def map_clips_in_parts(
     counts.report()
     if executor.merge and parts is not None:
         check_parts(parts, counts.total - counts.done, counts.total)
-    for number, rows in _finished_chunks(
-        function, todo, executor, on_crash, on_timeout or on_crash, time_limit_seconds
-    ):
+    work = Work(
+        function=function,
+        on_crash=on_crash,
+        on_timeout=on_timeout or on_crash,
+        time_limit_seconds=time_limit_seconds,
+    )
+    for number, rows in _finished_chunks(work, todo, executor):
         if parts is None:
             found[number] = rows
         else:
@@ -183,38 +187,21 @@ def _rows(chunks: list[Sequence[T]], parts: Path | None, found: dict[int, list[R
 
 
 def _finished_chunks(
-    function: Callable[[T], Row],
-    todo: list[tuple[int, Sequence[T]]],
-    executor: ExecutorSpec,
-    on_crash: Callable[[T], Row],
-    on_timeout: Callable[[T], Row],
-    time_limit_seconds: float | None,
+    work: Work[T], todo: list[tuple[int, Sequence[T]]], executor: ExecutorSpec
 ) -> Iterator[tuple[int, list[Row]]]:
     """Run the chunks on the executor's engine; yield (number, rows) of each as it finishes."""
     if not todo:
         return
-    if executor.engine == "local" and executor.num_workers == 1 and time_limit_seconds is None:
-        yield from ((number, [function(item) for item in chunk]) for number, chunk in todo)
+    if executor.engine == "local" and executor.num_workers == 1 and work.time_limit_seconds is None:
+        yield from ((number, [work.function(item) for item in chunk]) for number, chunk in todo)
         return
     pool: AbstractContextManager[WorkerPool]
     if executor.engine == "ray":
         from vidcurate.executor.ray_actors import RayWorkers
 
-        pool = RayWorkers(
-            function,
-            min(executor.num_workers, len(todo)),
-            on_crash=on_crash,
-            on_timeout=on_timeout,
-            time_limit_seconds=time_limit_seconds,
-        )
+        pool = RayWorkers(work, min(executor.num_workers, len(todo)))
     else:
-        pool = WorkerProcesses(
-            function,
-            executor.num_workers,
-            on_crash=on_crash,
-            on_timeout=on_timeout,
-            time_limit_seconds=time_limit_seconds,
-        )
+        pool = WorkerProcesses(work, executor.num_workers)
     with pool as workers:
         yield from workers.run(todo)
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from vidcurate import __version__
 from vidcurate.errors import InputError, VidcurateError
-from vidcurate.executor.worker_processes import Row, WorkerProcesses
+from vidcurate.executor.worker_processes import Row, Work, WorkerProcesses
 
 T = TypeVar("T")
 _TRIES = 3  # of a chunk whose actor was lost
@@ -23,16 +23,8 @@ _TRIES = 3  # of a chunk whose actor was lost
 class _RayActor(Generic[T]):
     """Actor on a node: owns one worker process."""
 
-    def __init__(
-        self,
-        function: Callable[[T], Row],
-        on_crash: Callable[[T], Row],
-        on_timeout: Callable[[T], Row],
-        time_limit_seconds: float | None,
-    ) -> None:
-        self._workers = WorkerProcesses(
-            function, 1, on_crash=on_crash, on_timeout=on_timeout, time_limit_seconds=time_limit_seconds
-        )
+    def __init__(self, work: Work[T]) -> None:
+        self._workers = WorkerProcesses(work, 1)
 
     def version(self) -> str:
         return __version__
@@ -69,20 +61,10 @@ def num_cpus() -> int:
 class RayWorkers(Generic[T]):
     """Pool of Ray actors with the interface of `WorkerProcesses`."""
 
-    def __init__(
-        self,
-        function: Callable[[T], Row],
-        num_workers: int,
-        *,
-        on_crash: Callable[[T], Row],
-        on_timeout: Callable[[T], Row],
-        time_limit_seconds: float | None,
-    ) -> None:
+    def __init__(self, work: Work[T], num_workers: int) -> None:
         self._ray = connect_ray()
         remote = self._ray.remote(num_cpus=1, max_restarts=0)(_RayActor)
-        self._make: Callable[[], Any] = lambda: remote.remote(
-            function, on_crash, on_timeout, time_limit_seconds
-        )
+        self._make: Callable[[], Any] = lambda: remote.remote(work)
         self._num_workers = num_workers
         self._actors: list[Any] = []
 

@@ -86,6 +86,20 @@ def serve(descriptor: int, parent: int) -> None:
 # ── the parent's side ───────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work(Generic[T]):
+    """Work on each item: `function` makes its row in a worker; the others make rows in the parent.
+
+    `on_crash` makes the row of an item that crashed two workers, `on_timeout` the row of an item that took
+    longer than `time_limit_seconds` (None: no limit).
+    """
+
+    function: Callable[[T], Row]
+    on_crash: Callable[[T], Row]
+    on_timeout: Callable[[T], Row]
+    time_limit_seconds: float | None
+
+
 @dataclass(slots=True, eq=False)
 class _Job(Generic[T]):
     """A chunk in progress: `rows` holds the finished items; the worker is at the next one."""
@@ -110,25 +124,10 @@ class _Worker(Child, Generic[T]):
 
 
 class WorkerProcesses(Generic[T]):
-    """Process pool: runs `function` on chunks of items. Use as a context manager.
+    """Process pool: runs `work` on chunks of items. Use as a context manager."""
 
-    `on_crash` makes the row of an item that crashed two workers, `on_timeout` the row of an item that took
-    longer than `time_limit_seconds` (None: no limit).
-    """
-
-    def __init__(
-        self,
-        function: Callable[[T], Row],
-        num_workers: int,
-        *,
-        on_crash: Callable[[T], Row],
-        on_timeout: Callable[[T], Row],
-        time_limit_seconds: float | None,
-    ) -> None:
-        self._function = function
-        self._num_workers = num_workers
-        self._on_crash, self._on_timeout = on_crash, on_timeout
-        self._limit = time_limit_seconds
+    def __init__(self, work: Work[T], num_workers: int) -> None:
+        self._work, self._num_workers = work, num_workers
         self._selector: ChildSelector[_Worker[T]] = ChildSelector()
         self._workers = self._selector.children
 
@@ -141,7 +140,7 @@ class WorkerProcesses(Generic[T]):
         self._selector.close()
 
     def run(self, chunks: Iterable[tuple[int, Sequence[T]]]) -> Iterator[tuple[int, list[Row]]]:
-        """Yield (number, rows) of each chunk as it finishes. Raises what `function` raises."""
+        """Yield (number, rows) of each chunk as it finishes. Raises what the function raises."""
         waiting = deque(_Job(number, items) for number, items in chunks)
         while True:
             busy = sum(worker.job is not None for worker in self._workers)
@@ -166,11 +165,11 @@ class WorkerProcesses(Generic[T]):
         worker.channel.settimeout(_MESSAGE_SECONDS)
         self._selector.add(worker)
         with suppress(OSError):  # `_read_message` notices a dead worker
-            _send(worker.channel, self._function)
+            _send(worker.channel, self._work.function)
 
     def _give(self, worker: _Worker[T], job: _Job[T]) -> None:
         worker.job = job
-        worker.set_deadline(self._limit)
+        worker.set_deadline(self._work.time_limit_seconds)
         with suppress(OSError):
             _send(worker.channel, list(job.items[len(job.rows) :]))
 
@@ -189,7 +188,7 @@ class WorkerProcesses(Generic[T]):
                 if not is_alive and job is not None:
                     job.tries += 1
                     if job.tries == _TRIES:
-                        job.add(self._on_crash(job.items[len(job.rows)]))
+                        job.add(self._work.on_crash(job.items[len(job.rows)]))
                     done.append(job)
                 elif job is not None and job.is_finished:
                     worker.job, worker.due = None, float("inf")
@@ -201,7 +200,7 @@ class WorkerProcesses(Generic[T]):
                         f"a worker process did not start within {START_SECONDS:g} s. "
                         "Run the same command again, with fewer workers."
                     )
-                job.add(self._on_timeout(job.items[len(job.rows)]))
+                job.add(self._work.on_timeout(job.items[len(job.rows)]))
                 done.append(job)
         return done
 
@@ -226,5 +225,5 @@ class WorkerProcesses(Generic[T]):
             worker.is_ready, worker.due = True, float("inf")
         elif worker.job is not None:
             worker.job.add(value)
-            worker.set_deadline(self._limit)
+            worker.set_deadline(self._work.time_limit_seconds)
         return True

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from vidcurate.executor.worker_processes import WorkerProcesses
+from vidcurate.executor.worker_processes import Work, WorkerProcesses
 
 
 def work(number: int) -> dict[str, Any]:
@@ -17,7 +17,8 @@ def late(number: int) -> dict[str, Any]:
 
 def test_a_slow_consumer_costs_no_clip_its_time() -> None:
     chunks = [(number, [number]) for number in range(9)]
-    with WorkerProcesses(work, 3, on_crash=late, on_timeout=late, time_limit_seconds=1.0) as workers:
+    steady = Work(function=work, on_crash=late, on_timeout=late, time_limit_seconds=1.0)
+    with WorkerProcesses(steady, 3) as workers:
         rows = []
         for _, found in workers.run(chunks):
             rows += found
@@ -32,7 +33,8 @@ def test_a_clip_that_is_late_is_late_however_slow_the_consumer() -> None:
         time.sleep(60 if number == 1 else 0.02)
         return {"number": number}
 
-    with WorkerProcesses(hangs, 2, on_crash=late, on_timeout=late, time_limit_seconds=1.0) as workers:
+    work = Work(function=hangs, on_crash=late, on_timeout=late, time_limit_seconds=1.0)
+    with WorkerProcesses(work, 2) as workers:
         rows = []
         for _, found in workers.run([(number, [number]) for number in range(4)]):
             rows += found

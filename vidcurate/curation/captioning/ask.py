@@ -19,7 +19,7 @@ from vidcurate.curation.captioning.merge import Checked, apply_answers
 from vidcurate.curation.captioning.spec import CaptionSpec, request_hash
 from vidcurate.errors import InputError, StorageError
 from vidcurate.executor.map_shards import in_threads
-from vidcurate.executor.worker_processes import WorkerProcesses
+from vidcurate.executor.worker_processes import Work, WorkerProcesses
 from vidcurate.storage import download
 
 _CLIPS_AT_ONCE = 4  # a chunk of one decoder
@@ -137,13 +137,13 @@ def _looked(
         for task in tasks
     ]
     starts = range(0, len(items), _CLIPS_AT_ONCE)
-    with WorkerProcesses(
-        partial(frames.clip_frames, num_frames=spec.num_frames, short_side_px=spec.short_side_px),
-        num_workers,
+    work = Work(
+        function=partial(frames.clip_frames, num_frames=spec.num_frames, short_side_px=spec.short_side_px),
         on_crash=frames.crashed,
         on_timeout=frames.timed_out,
         time_limit_seconds=_DECODE_SECONDS,
-    ) as workers:
+    )
+    with WorkerProcesses(work, num_workers) as workers:
         for start, rows in workers.run((start, items[start : start + _CLIPS_AT_ONCE]) for start in starts):
             yield from zip(tasks[start : start + _CLIPS_AT_ONCE], rows, strict=True)
 
