@@ -15,7 +15,7 @@ with the start of the next source behind it too. The latter must have one cut mo
 import argparse
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import cv2
 import numpy as np
 import polars as pl
+from clip_copies import COPIES, Frames, spliced
 from numpy.typing import NDArray
 from rows import keep, row
 
@@ -37,7 +38,6 @@ from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import MediaError
 from vidcurate.media import decode, encode, headers
 
-Frames = NDArray[np.uint8]
 FACTS = ("width", "height", "num_cuts", *preference.BARS)
 SPLICED = "the next source behind it"
 _SHORT_SIDE, _LONGEST = 160, 48
@@ -45,65 +45,6 @@ _SHORT_SIDE, _LONGEST = 160, 48
 
 def _even(frames: Frames) -> Frames:
     return np.ascontiguousarray(frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2])
-
-
-def _resized(frames: Frames, scale: float) -> Frames:
-    height, width = (max(32, round(side * scale)) for side in frames.shape[1:3])
-    return np.stack([cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA) for image in frames])
-
-
-def _boxed(frames: Frames, share: float) -> Frames:
-    bar = max(2, round(frames.shape[1] * share))
-    return np.pad(frames, ((0, 0), (bar, bar), (0, 0), (0, 0)))
-
-
-def _bright(frames: Frames, factor: float, shift: float) -> Frames:
-    return np.clip(frames.astype(np.float32) * factor + shift, 0, 255).astype(np.uint8)
-
-
-def _marked(frames: Frames) -> Frames:
-    marked = frames.copy()
-    height, width = frames.shape[1:3]
-    marked[:, -height // 10 - 4 : -4, 4 : 4 + width // 4] = 230  # a light label in a corner
-    return marked
-
-
-def _cropped(frames: Frames, share: float) -> Frames:
-    rows, columns = (round(side * share) for side in frames.shape[1:3])
-    return frames[:, rows : frames.shape[1] - rows, columns : frames.shape[2] - columns]
-
-
-def _trimmed(frames: Frames, head: float, tail: float) -> Frames:
-    count = len(frames)
-    return frames[round(count * head) : max(round(count * (1 - tail)), 1)]
-
-
-# What is done to the pictures, and how they are written.
-COPIES: dict[str, tuple[Callable[[Frames], Frames], dict[str, Any]]] = {
-    "re-encoded, crf 35": (lambda frames: frames, {"crf": 35}),
-    "re-encoded in VP9": (lambda frames: frames, {"codec": "libvpx-vp9", "crf": 40, "suffix": ".webm"}),
-    "half size": (lambda frames: _resized(frames, 0.5), {}),
-    "squeezed to square": (
-        lambda frames: np.stack(
-            [cv2.resize(image, (128, 128), interpolation=cv2.INTER_AREA) for image in frames]
-        ),
-        {},
-    ),
-    "half the frame rate": (lambda frames: frames[::2], {"fps": 12.0}),
-    "trimmed by 5 % at the start": (lambda frames: _trimmed(frames, 0.05, 0), {}),
-    "trimmed by 10 % at both ends": (lambda frames: _trimmed(frames, 0.1, 0.1), {}),
-    "rotated by 90": (lambda frames: np.rot90(frames, -1, (1, 2)), {}),
-    "rotated by 180": (lambda frames: np.rot90(frames, 2, (1, 2)), {}),
-    "rotated by 270": (lambda frames: np.rot90(frames, 1, (1, 2)), {}),
-    "mirrored": (lambda frames: frames[:, :, ::-1], {}),
-    "mirrored, rotated by 90, crf 35": (lambda frames: np.rot90(frames[:, :, ::-1], -1, (1, 2)), {"crf": 35}),
-    "brighter": (lambda frames: _bright(frames, 1.15, 12), {}),
-    "less contrast": (lambda frames: _bright(frames, 0.7, 20), {}),
-    "a label in a corner": (_marked, {}),
-    "black bars of 6 %": (lambda frames: _boxed(frames, 0.06), {}),
-    "black bars of 15 %": (lambda frames: _boxed(frames, 0.15), {}),
-    "cropped by 5 % on each side": (lambda frames: _cropped(frames, 0.05), {}),
-}
 
 
 def _synthetic(count: int) -> Iterator[tuple[str, Frames]]:
@@ -174,13 +115,6 @@ class Clips:
     facts: NDArray[np.int64]
 
 
-def _spliced(before: Frames, behind: Frames) -> Frames:
-    """Return the frames with half as many of the other clip behind them, in their size."""
-    height, width = before.shape[1:3]
-    tail = behind[: max(len(before) // 2, 1)]
-    return np.concatenate([before, [cv2.resize(frame, (width, height)) for frame in tail]])
-
-
 def make(sources: Iterator[tuple[str, Frames]]) -> Clips:
     """Copy every source in every way, splice it with the source behind it, and hash the copies.
 
@@ -193,7 +127,7 @@ def make(sources: Iterator[tuple[str, Frames]]) -> Clips:
             versions = [(name, "source", frames, {})]
             versions += [(name, how, change(frames), options) for how, (change, options) in COPIES.items()]
             if before is not None:
-                versions.append((before[0], SPLICED, _spliced(before[1], frames), {}))
+                versions.append((before[0], SPLICED, spliced(before[1], frames), {}))
             for of, how, changed, options in versions:
                 hashed, thumbnail, facts = _hash(changed, Path(scratch), options)
                 names.append(of)
