@@ -1,6 +1,6 @@
 # make demo   install into .venv and run the whole pipeline on generated data
 # make test   the test suite (nine to fifteen minutes on two cores, by how fast they are)
-# make test-engines   install Ray, sshd, Chromium, ffmpeg and other readers, and run the tests that need them
+# make test-engines   install Ray, sshd, Chromium, ffmpeg, other readers and trainers, and run the tests that need them
 # make check  format, lint, types
 # make bench  measure probe and tables here, then print every kept result as one table
 # make gpu    the kernels' tests on this machine's GPU, and how far blocks are from float32 there
@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.installed-dev
+TRAINERS := $(VENV)/trainers/.installed
 # Test processes side by side.
 JOBS ?= 2
 # One thread per process keeps float sums in one order and leaves the cores to the workers.
@@ -44,8 +45,15 @@ demo: $(INSTALLED)
 test: $(DEVELOPED)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not soak and not gpu" $(TESTS)
 
+# Five trainers' own dataset code, apart from the environment; finetrainers needs an older `datasets`.
+$(TRAINERS): tests/trainers.txt $(DEVELOPED)
+	rm -rf $(@D)
+	{ pip="$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target"; \
+	$$pip $(@D) -r tests/trainers.txt && $$pip $(@D)/datasets3 datasets==3.3.2 && touch $@; } || \
+	echo "missing: the packages of tests/trainers.txt"
+
 # Debian packages are installed where they may be; a test that misses its program fails here.
-test-engines: $(DEVELOPED)
+test-engines: $(DEVELOPED) $(TRAINERS)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt -r tests/engines.txt
 	@PATH=$$PATH:/usr/sbin; missing=; has() { command -v $$1 >/dev/null; }; \
 	has sshd || missing="$$missing openssh-server"; has ssh || missing="$$missing openssh-client"; \

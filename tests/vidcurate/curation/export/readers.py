@@ -42,10 +42,11 @@ def finetrainers(out: Path, fold: str) -> Read:
     """a-r-r-o-w/finetrainers finetrainers/data/dataset.py:37-40, 516: caption lists win over pairs."""
     config = json.loads((out / "finetrainers.json").read_text())["datasets"][0]
     assert config["dataset_type"] == "video"
-    root = Path(config["data_root"]) if fold == "train" else out / fold
+    root = Path(config["data_root"]).parent / fold
     names = {path.name for path in root.iterdir()}
     assert not names & {*FINETRAINERS_CAPTION_LISTS, "video.txt", "videos.txt"}
     assert not names & {"metadata.csv", "metadata.json", "metadata.jsonl"}
+    assert {path.suffix for path in root.iterdir()} == {".mp4", ".txt"}  # .parquet, .tar: a WebDataset
     read = _pairs(root)
     if fold == "train":
         shapes = {probe(path)[:1] + probe(path)[3:1:-1] for path in read}
@@ -129,7 +130,8 @@ def fastvideo(out: Path, fold: str) -> Read:
     root = out / "fastvideo" / fold
     config = yaml.safe_load((out / "fastvideo.yaml").read_text())["preprocess"]
     if fold == "train":
-        assert Path(config["dataset_path"]) == root
+        assert Path(config["dataset-path"]) == root
+    longest = config["video-length-tolerance-range"] * config["num-frames"] / config["train-fps"]
     found = {}
     for item in json.loads((root / "videos2caption.json").read_text(encoding="utf-8")):
         assert item.get("cap") is not None
@@ -139,7 +141,8 @@ def fastvideo(out: Path, fold: str) -> Read:
         assert math.ceil(item["fps"] * item["duration"]) == num_frames == item["num_frames"]
         assert abs(item["fps"] - rate) < 1e-3
         assert item["resolution"] == {"width": width, "height": height}
-        assert config["num_frames"] <= num_frames
+        assert config["num-frames"] <= num_frames * config["train-fps"] / rate
+        assert num_frames / rate <= longest
         found[path.resolve()] = item["cap"]
     return found
 
@@ -171,8 +174,9 @@ def cosmos_predict2(out: Path, fold: str) -> Read:
     for name in sorted(os.listdir(root / "videos")):
         if name.endswith(".mp4"):
             text = (root / "metas" / name.replace(".mp4", ".txt")).read_text(encoding="utf-8")
-            assert probe(root / "videos" / name)[0] >= wanted
+            assert probe(root / "videos" / name)[0] > wanted
             found[(root / "videos" / name).resolve()] = [text.strip()]
+    assert wanted % 4 == 1
     assert len([name for name in os.listdir(root / "metas") if name.endswith(".txt")]) == len(found)
     return found
 

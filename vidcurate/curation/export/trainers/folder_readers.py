@@ -26,17 +26,23 @@ _SHORTEST_BUCKET = 17  # frames of diffusion-pipe's first bucket for clips of un
 
 
 def finetrainers(export: Exported) -> Files:
-    """Return finetrainers' dataset and validation configurations.
+    """Return finetrainers' folder of links for each fold, its dataset and validation configurations.
 
     Source: a-r-r-o-w/finetrainers docs/dataset/README.md "Caption-Data filename pair format" and "Validation
-    Dataset Format". Each fold's folder is such a data root.
+    Dataset Format"; finetrainers/data/dataset.py _initialize_local_dataset: a folder with a Parquet file, as
+    `hf` writes one beside the clips, is read as a WebDataset, so these folders hold clips and texts only.
     """
     files: Files = {
+        f"finetrainers/{clip.fold}/{clip.key}{ending}": Link(f"../../{clip.fold}/{clip.key}{ending}")
+        for clip in export.clips
+        for ending in (".mp4", ".txt")
+    }
+    files |= {
         "finetrainers.json": as_json(
             {
                 "datasets": [
                     {
-                        "data_root": export.path("train"),
+                        "data_root": export.path("finetrainers/train"),
                         "dataset_type": "video",
                         "id": "vidcurate",
                         "video_resolution_buckets": [[f, h, w] for w, h, f in export.buckets],
@@ -298,11 +304,20 @@ def automodel(export: Exported) -> Files:
     return files
 
 
+def cosmos_predict2_frames(fewest_frames: int) -> int:
+    """Return the `num_frames` (4n+1) that Cosmos-Predict2 can read of a clip of `fewest_frames`.
+
+    Source: nvidia-cosmos/cosmos-predict2 cosmos_predict2/data/dataset_video.py _load_video: the start is
+    drawn by randint(0, frames - num_frames), which fails for a clip of exactly `num_frames` frames.
+    """
+    return max(fewest_frames - 2, 0) // 4 * 4 + 1
+
+
 def cosmos_predict2(export: Exported) -> Files:
     """Return Cosmos-Predict2's `videos` and `metas` (links to the fold), and the data loader's settings.
 
     Source: nvidia-cosmos/cosmos-predict2 documentations/post-training_video2world.md, cosmos_predict2/data/
-    dataset_video.py: a video of fewer frames than `num_frames` fails, so the count is that of the shortest.
+    dataset_video.py: a video needs more frames than `num_frames` (`cosmos_predict2_frames`).
     """
     files: Files = {}
     lines = []
@@ -319,7 +334,7 @@ def cosmos_predict2(export: Exported) -> Files:
         [
             "example_video_dataset = L(Dataset)(",
             f"    dataset_dir={export.path('cosmos-predict2/train')!r},",
-            f"    num_frames={export.fewest_frames},",
+            f"    num_frames={cosmos_predict2_frames(export.fewest_frames)},",
             f"    video_size=({height}, {width}),",
             ")",
             "",

@@ -4,6 +4,7 @@ LTX-2's trainer, VideoX-Fun, FastVideo, DiffSynth-Studio, CogVideoX fine-tuning,
 """
 
 import io
+import math
 
 import polars as pl
 
@@ -93,7 +94,10 @@ def fastvideo(export: Exported) -> Files:
 
     Source: hao-ai-lab/FastVideo docs/training/data_preprocess.md, fastvideo/dataset/
     preprocessing_datasets.py: DataValidationStage drops videos without `fps` and `duration`;
-    FrameSamplingStage counts ceil(fps x duration) frames.
+    FrameSamplingStage counts ceil(fps x duration) frames. fastvideo/workflow/preprocess/components.py
+    _validate_frame_sampling drops clips longer than `video-length-tolerance-range` (2 unless set) times the
+    trained length, and clips that have fewer than `num-frames` frames at `train-fps`. fastvideo/utils.py
+    FlexibleArgumentParser: `--config` may not come first, and dotted keys are spelled with dashes.
     """
     files: Files = {}
     for fold in export.folds:
@@ -111,28 +115,32 @@ def fastvideo(export: Exported) -> Files:
         files[f"fastvideo/{fold}/videos"] = Link(f"../../{fold}")
         files[f"fastvideo/{fold}/videos2caption.json"] = as_json(items)
     width, height = export.common_size
-    rate = export.rate or max(clip.fps for clip in export.clips)
+    rate = math.ceil(export.rate or max(clip.fps for clip in export.clips))
+    longest = max(clip.num_frames / clip.fps for clip in export.clips)
     files["fastvideo.yaml"] = "\n".join(
         [
-            "pipeline:",
-            "  workload_type: t2v",
+            "mode: preprocess",
+            "workload-type: t2v",
             "preprocess:",
-            "  dataset_type: merged",
-            f"  dataset_path: {quoted(export.path('fastvideo/train'))}",
-            f"  dataset_output_dir: {quoted(export.path('cache/fastvideo/train'))}",
-            f"  max_height: {height}",
-            f"  max_width: {width}",
-            f"  num_frames: {export.fewest_frames}",
-            f"  train_fps: {round(rate)}",
+            "  dataset-type: merged",
+            f"  dataset-path: {quoted(export.path('fastvideo/train'))}",
+            f"  dataset-output-dir: {quoted(export.path('cache/fastvideo/train'))}",
+            f"  max-height: {height}",
+            f"  max-width: {width}",
+            f"  num-frames: {export.fewest_frames}",
+            f"  train-fps: {rate}",
+            f"  video-length-tolerance-range: {math.floor(longest * rate / export.fewest_frames) + 1}",
             "",
         ]
     )
     files["fastvideo.sh"] = script(
         [
+            "# MODEL: the model's folder or its name on the hub.",
             command(
                 "torchrun", "--nproc_per_node=1", "-m", "fastvideo.pipelines.preprocess.v1_preprocessing_new",
-                "--config", export.path("fastvideo.yaml"), "$@",
-            )
+                "--mode=preprocess", "--config", export.path("fastvideo.yaml"),
+                "--model-path", "$MODEL", "$@",
+            ),
         ]
     )  # fmt: skip
     return files

@@ -14,7 +14,8 @@ class Trainer:
     """Trainer: `files` makes its manifests and configuration; `script` is the one with the next command.
 
     `models` of the table of models are the ones that it trains, empty for trainers of many.
-    `has_one_frame_count`: it reads the same number of frames of every clip.
+    `has_one_frame_count`: it reads the same number of frames of every clip; `frames_read` gives that number
+    from the frames of the shortest clip.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Trainer:
     files: Callable[[Exported], Files]
     models: tuple[str, ...] = ()
     has_one_frame_count: bool = False
+    frames_read: Callable[[int], int] = lambda fewest_frames: fewest_frames
 
     @property
     def script(self) -> str:
@@ -46,6 +48,7 @@ _ROWS = (
         title="Cosmos-Predict2",
         files=folder_readers.cosmos_predict2,
         has_one_frame_count=True,
+        frames_read=folder_readers.cosmos_predict2_frames,
     ),
     Trainer(
         name="cogvideo",
@@ -96,9 +99,10 @@ def warnings(names: list[str], exported: Exported) -> list[str]:
                 f"{f'--fit {model}' if model else 'no --fit'}. The trainer resizes or retimes these. "
                 f"Export again with --fit {trainer.models[0]}."
             )
+        num_frames = trainer.frames_read(exported.fewest_frames)
         if trainer.has_one_frame_count and exported.fewest_frames < exported.most_frames:
             found.append(
-                f"{name}: reads {exported.fewest_frames} frames of every clip, as many as the shortest has; "
+                f"{name}: reads {num_frames} frames of every clip, as many as the shortest allows; "
                 f"the longest has {exported.most_frames}. Export again with --frames N."
             )
     if exported.model is None and exported.rate is None:
