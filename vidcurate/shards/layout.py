@@ -26,6 +26,7 @@ from vidcurate.media.transcode import TranscodeSpec, ffmpeg_version
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards import tar_write
 from vidcurate.shards.kept_clips import check_probed, read_clips
+from vidcurate.storage.atomic_file import size_of
 
 LAYOUT = "vidcurate-shards-3"  # change this whenever the same plan gives other bytes
 
@@ -189,15 +190,11 @@ def _sizes(clips: pl.DataFrame, videos: Path) -> list[int]:
     known = (
         clips["file_size_bytes"].to_list() if "file_size_bytes" in clips.columns else [None] * clips.height
     )
-    sizes: list[int] = []
-    for size, name in zip(known, clips["video_path"], strict=True):
-        if size is None:
-            try:
-                size = (videos / (name or "")).stat().st_size
-            except OSError:
-                size = 0  # writing this clip will fail and report its name
-        sizes.append(size)
-    return sizes
+    # 0: writing this clip will fail and report its name
+    return [
+        (size_of(videos / (name or "")) or 0) if size is None else size
+        for size, name in zip(known, clips["video_path"], strict=True)
+    ]
 
 
 def _share(row: Mapping[str, Any], mode: str) -> float:

@@ -7,9 +7,11 @@ extra. Behind a proxy (`https_proxy` and its kind) every request opens a connect
 
 import http.client
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from threading import Lock
 from types import TracebackType
@@ -66,6 +68,20 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def retry_after(value: str | None) -> float | None:
+    """Return the seconds of a Retry-After header (a number or a date), None for another text."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return max(0.0, seconds) if seconds == seconds else None
 
 
 def get(url: str, headers: Mapping[str, str], timeout_seconds: float) -> Answer:

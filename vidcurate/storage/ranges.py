@@ -12,7 +12,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -51,18 +50,6 @@ class BusyError(OSError):
         self.wait_seconds = wait_seconds
 
 
-def _seconds_of(header: str | None) -> float:
-    """Return the seconds of a Retry-After header, a number or a date; 0 for none and for what is neither."""
-    if not header:
-        return 0.0
-    if header.strip().isdecimal():
-        return float(header.strip()[:9])
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return 0.0
-
-
 def is_url(place: str) -> bool:
     return place.startswith(("http://", "https://"))
 
@@ -77,8 +64,8 @@ def _request(url: str, first: int, last: int) -> http_pool.Answer:
         return response
     response.close()
     if response.status in _TRANSIENT:
-        wait = _seconds_of(response.headers.get("Retry-After"))
-        raise BusyError(f"the server answers {response.status}", wait)
+        wait = http_pool.retry_after(response.headers.get("Retry-After"))
+        raise BusyError(f"the server answers {response.status}", wait or 0.0)
     if response.status >= 300:
         raise InputError(f"{url}: the server answers {response.status} {response.reason}.")
     raise InputError(f"{url}: the server ignores byte ranges (answer {response.status}, 206 is needed).")

@@ -17,12 +17,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from vidcurate.curation.captioning.spec import CaptionSpec
 from vidcurate.errors import InputError, StorageError
+from vidcurate.storage.http_pool import retry_after
 
 KEYS = ("VIDCURATE_API_KEY", "OPENAI_API_KEY")
 _MAY_PASS = {408, 409, 425, 429}
@@ -188,7 +188,7 @@ class Server:
             data = b""
         status, reason = error.code, self._clean(_reason(data))
         if status in _MAY_PASS or status >= 500:
-            raise _Passing(f"HTTP {status}: {reason}", _retry_after(error.headers.get("Retry-After")))
+            raise _Passing(f"HTTP {status}: {reason}", retry_after(error.headers.get("Retry-After")))
         if status in (401, 403):
             raise InputError(
                 f"{self._url}: HTTP {status} ({reason}). Set the key of this server: "
@@ -257,17 +257,3 @@ def _reason(data: bytes) -> str:
         found = error.get("message", body.get("detail")) if isinstance(error, dict) else error
         return str(found) if found is not None else text
     return text
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Return the seconds of a Retry-After header (a number or a date), None for another text."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return None
-    return max(0.0, seconds) if seconds == seconds else None

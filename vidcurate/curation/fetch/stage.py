@@ -174,7 +174,7 @@ def run_fetch(
     ColumnError, StorageError for an unreachable piece or a failed write; finished files stay.
     """
     files = read_fetch_plan(plan)
-    todo = [file for file in files if not _is_there(folder / file.path, file.member.size_bytes)]
+    todo = [file for file in files if atomic_file.size_of(folder / file.path) != file.member.size_bytes]
     work = _Fetch(folder, len(todo), progress)
     runs = runs_of(todo)
     progress(0, len(todo), "files")
@@ -195,10 +195,3 @@ def run_fetch(
         failed=tuple(sorted(work.failed)[:LISTED]),
         folder=str(folder),
     )
-
-
-def _is_there(path: Path, size_bytes: int) -> bool:
-    try:
-        return path.stat().st_size == size_bytes
-    except OSError:
-        return False

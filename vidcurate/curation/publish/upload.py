@@ -20,6 +20,7 @@ from vidcurate.shards.index_file import INDEX_NAME
 from vidcurate.shards.manifest import MANIFEST_NAME, read_manifest
 from vidcurate.shards.verify import README, verify
 from vidcurate.storage.checksum import sha256_file
+from vidcurate.storage.http_pool import retry_after
 
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]+")
@@ -155,8 +156,8 @@ def _with_retries(function: Callable[[], Any], doing: str, sleep: Callable[[floa
                 raise StorageError(
                     f"{doing} ({reason}). The same command sends only what is missing."
                 ) from None
-            asked = response.headers.get("Retry-After", "") if response is not None else ""
-            sleep(min(_LONGEST_WAIT_SECONDS, float(asked)) if asked.isdigit() else wait)
+            asked = retry_after(response.headers.get("Retry-After")) if response is not None else None
+            sleep(wait if asked is None else min(_LONGEST_WAIT_SECONDS, asked))
             wait = min(_LONGEST_WAIT_SECONDS, 2 * wait)
     raise AssertionError("the last try returns or raises")
 

@@ -27,6 +27,7 @@ from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import remove_parts
 from vidcurate.storage import atomic_file
+from vidcurate.storage.checksum import file_state
 
 _TABLES = (".parquet", ".csv", ".jsonl")
 # Columns of a scene; all but the first come from the run's row or, for a video, from its name and header.
@@ -224,11 +225,7 @@ def _digest(items: list[dict[str, Any]], spec: SceneSpec) -> str:
     detection = spec.model_dump_json(include=set(_DETECTION))
     whole = hashlib.sha256(detection.encode())
     for item in items:
-        try:
-            facts = Path(item["path"]).stat()
-            seen = (facts.st_size, facts.st_mtime_ns)
-        except OSError:
-            seen = (-1, -1)
+        seen = file_state(Path(item["path"])) or (-1, -1)
         whole.update(json.dumps([item, seen]).encode())
     return whole.hexdigest()[:16]
 

@@ -1,6 +1,5 @@
 """The client against a server that fails in every way that a test can make: retries, pauses, keys, errors."""
 
-import email.utils
 import time
 from typing import Any
 
@@ -97,29 +96,6 @@ def test_retry_after_is_waited_for_by_every_request() -> None:
         server.always = (503, {"Retry-After": "86400"})
         with pytest.raises(StorageError, match="asks to wait 86400 s"):
             ask(server)
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("7", 7.0),
-        ("-3", 0.0),
-        (email.utils.formatdate(0, usegmt=True), 0.0),
-        ("soon", None),
-        ("nan", None),
-        ("", None),
-        (None, None),
-        ("inf", float("inf")),
-        ("Mon, 99 Foo 99999 99:99:99 GMT", None),
-    ],
-)
-def test_retry_after_is_a_number_or_a_date(value: str | None, seconds: Any) -> None:
-    assert client._retry_after(value) == seconds
-
-
-def test_retry_after_as_a_date_counts_from_now() -> None:
-    in_an_hour = email.utils.formatdate(time.time() + 3600, usegmt=True)
-    assert client._retry_after(in_an_hour) == pytest.approx(3600, abs=60)
 
 
 def test_a_request_that_the_server_declines_is_a_reply_with_the_reason() -> None:

@@ -288,8 +288,3 @@ def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(
     handler.problem = staticmethod(busy_once)  # type: ignore[assignment]
     with pytest.raises(StorageError, match=r"answers 429 and asks for 86,\d+ s without a request\. Run"):
         fetch_stage.run_fetch(tmp_path / "plan.csv", tmp_path / "other", num_workers=1)
-
-
-@pytest.mark.parametrize(("header", "seconds"), [(None, 0), ("", 0), ("soon", 0), ("-3", 0), ("12", 12)])
-def test_a_retry_after_that_is_none_asks_for_nothing(header: str | None, seconds: float) -> None:
-    assert ranges._seconds_of(header) == seconds
