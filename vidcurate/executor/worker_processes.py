@@ -69,6 +69,8 @@ def _send(channel: socket.socket, message: Any) -> None:
 def serve(descriptor: int, parent: int) -> None:
     """Serve chunks of items until the parent closes the socket. Messages: ready, row, error."""
     die_with_parent(parent)
+    with suppress(OSError):
+        os.dup2(2, 1)  # what a function prints: the command's stdout has its summary alone
     with suppress(BrokenPipeError, ConnectionResetError), socket.socket(fileno=descriptor) as channel:
         function = _receive(channel)
         if function is None:

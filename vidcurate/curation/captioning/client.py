@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from vidcurate.curation.captioning.request_deadline import Connection, HTTPHandler, HTTPSHandler, Request
 from vidcurate.curation.captioning.spec import CaptionSpec
 from vidcurate.errors import InputError, StorageError
 from vidcurate.storage.http_pool import retry_after
@@ -106,7 +107,7 @@ class Server:
         self._spec = spec
         self._key = key
         self._url = f"{spec.endpoint}/chat/completions"
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._opener = urllib.request.build_opener(_NoRedirect, HTTPHandler, HTTPSHandler)
         self._lock = threading.Lock()
         self._resume_at = 0.0  # monotonic time before which nothing is sent
         self._stopped = threading.Event()
@@ -151,8 +152,21 @@ class Server:
         headers = {"Content-Type": "application/json", "User-Agent": "vidcurate"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
+        connection = Connection()
+        request = Request(self._url, data=body, headers=headers, method="POST", connection=connection)
         began = time.monotonic()
+        limit = threading.Timer(self._spec.timeout_seconds, connection.end)
+        limit.start()
+        try:
+            return self._answer(request, began)
+        except _Passing as error:
+            if connection.is_over:
+                raise self._too_long() from None
+            raise error from None
+        finally:
+            limit.cancel()
+
+    def _answer(self, request: urllib.request.Request, began: float) -> Reply:
         try:
             with self._opener.open(request, timeout=self._spec.timeout_seconds) as response:
                 data = self._read(response, began)
@@ -174,11 +188,14 @@ class Server:
             if size > _MOST_BYTES:
                 raise _Passing(f"an answer of more than {_MOST_BYTES >> 20} MiB")
             if time.monotonic() - began > self._spec.timeout_seconds:
-                raise _Passing(f"the answer took longer than {self._spec.timeout_seconds:g} s")
+                raise self._too_long()
         expected = response.headers.get("Content-Length", "")
         if expected.isdecimal() and len(expected) < 12 and int(expected) != size:
             raise _Passing(f"{size} of {expected} bytes of the answer came")
         return b"".join(parts)
+
+    def _too_long(self) -> _Passing:
+        return _Passing(f"the answer took longer than {self._spec.timeout_seconds:g} s")
 
     def _refused(self, error: urllib.error.HTTPError, began: float) -> Reply:
         """Return the reply of a status that is final. Raises _Passing, InputError."""

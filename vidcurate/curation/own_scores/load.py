@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,9 +47,11 @@ def function_of(source: str) -> Callable[..., Any]:
     file, colon, name = source.rpartition(":")
     try:
         if colon:
-            found = getattr(_module(Path(file).resolve()), name, None)
+            with redirect_stdout(sys.stderr):  # a summary in JSON has stdout to itself
+                found = getattr(_module(Path(file).resolve()), name, None)
         else:
-            found = _entry_point(source).load()
+            with redirect_stdout(sys.stderr):
+                found = _entry_point(source).load()
     except InputError:
         raise
     except Exception as error:  # the user's own code

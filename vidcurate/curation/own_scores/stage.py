@@ -17,7 +17,7 @@ from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.own_columns import RESERVED
 from vidcurate.curation.clip_table.schema import require
 from vidcurate.curation.own_scores.load import OwnScore
-from vidcurate.curation.own_scores.score_clip import score_clip
+from vidcurate.curation.own_scores.score_clip import STATUS, score_clip
 from vidcurate.errors import InputError
 from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
@@ -26,6 +26,7 @@ from vidcurate.storage import download
 
 STAGE = "own_scores"
 _CLIPS_AT_ONCE = 8
+_MOST_COLUMNS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +137,15 @@ def _columns(
     whole = [next(rows) if scored else none for scored in is_scored]
     # A function that failed for every clip still has its column.
     names = {name for row in whole for name in row["scores"]}
+    if len(names) > _MOST_COLUMNS:
+        raise InputError(
+            f"the scores made {len(names):,} columns, such as {min(names)}; at most {_MOST_COLUMNS:,}. "
+            "Return the same keys for every clip."
+        )
     names |= {score.name for score in scores if not any(_is_of(name, score) for name in names)}
     return pl.DataFrame(
         [
-            *(
-                pl.Series(name, [row[name] for row in whole], dtype=pl.String)
-                for name in ("own_scores_status", "own_scores_problem")
-            ),
+            *(pl.Series(name, [row[name] for row in whole], dtype=pl.String) for name in STATUS),
             *(
                 pl.Series(name, [row["scores"].get(name) for row in whole], dtype=pl.Float64)
                 for name in sorted(names)

@@ -1,6 +1,9 @@
 """The client against a server that fails in every way that a test can make: retries, pauses, keys, errors."""
 
+import socket
+import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -59,6 +62,41 @@ def test_a_slow_answer_ends_at_its_timeout() -> None:
         began = time.monotonic()
         assert ask(server, timeout_seconds=0.3).text == "A dog."
         assert time.monotonic() - began < 20
+
+
+def without_end(head: bytes, text: bytes, pause: float) -> tuple[socket.socket, threading.Thread]:
+    """Return a server that answers one request with `head`, then `text` again and again; and its thread."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        taken, _ = listener.accept()
+        with taken, suppress(OSError):
+            taken.sendall(head)
+            while True:
+                taken.sendall(text)
+                time.sleep(pause)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return listener, thread
+
+
+@pytest.mark.parametrize(
+    ("head", "text", "pause"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.0),
+        (b"", b"H", 0.05),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0", 0.05),
+    ],
+)
+def test_an_answer_without_end_ends_at_its_timeout(head: bytes, text: bytes, pause: float) -> None:
+    listener, thread = without_end(head, text, pause)
+    spec = CaptionSpec(
+        endpoint=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", model="m", tries=1, timeout_seconds=0.5
+    )
+    with listener, pytest.raises(StorageError, match=r"the answer took longer than 0.5 s"):
+        Server(spec, None).ask(payload(spec, "short", [b"x"]))
+    thread.join()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from tests.shard_runs import build, write_table
+from vidcurate.cli.main import main
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.filter.spec import FilterSpec
 from vidcurate.curation.filter.stage import run_filter
@@ -59,6 +60,49 @@ def wrong(row):
 def gets_nothing():
     return 1
 
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+def silent(row):
+    raise Silent
+
+def long(row):
+    raise ValueError("word\\n" * 10_000 + row["clip_id"])
+
+def empty_key(row):
+    return {"": 1}
+
+def line_key(row):
+    return {"a\\nb": 1}
+
+def long_key(row):
+    return {"k" * 200: 1}
+
+def own_scores(row):
+    return {"status": 1}
+
+def file_size(row):
+    return {"bytes": 1}
+
+def forks(row):
+    number = int(row["clip_id"][4:])
+    os.fork()
+    return number
+
+def clears(row):
+    row.clear()
+    return 1
+
+def many(row):
+    return {f"{row['clip_id']}-{number}": number for number in range(400)}
+
+def prints(row):
+    print("a word")
+    os.write(1, b"another")
+    return 1
+
+print("imported")
 clip_id = letters
 
 class Thing: pass
@@ -196,6 +240,52 @@ def test_files_that_cannot_be_run_are_one_line(folder: Path) -> None:
     (folder / "clash.py").write_text("def caption(row): return 1\n")
     with pytest.raises(InputError, match="the table has a column caption; rename the function"):
         score(folder, "caption", file="clash.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("silent", "silent: Silent: its text raises RuntimeError"),
+        ("long", "long: ValueError: word word "),
+        ("empty_key", "the key 'empty_key_' cannot be a column's name"),
+        ("line_key", r"the key 'line_key_a\nb' cannot be a column's name"),
+        ("long_key", "cannot be a column's name"),
+        (
+            "own_scores",
+            "the key 'status' makes a column own_scores_status, which the table has",
+        ),
+        ("file_size", "the key 'bytes' makes a column file_size_bytes, which the table has; rename the key"),
+    ],
+)
+def test_what_a_table_cannot_hold_is_the_clips_problem(folder: Path, name: str, problem: str) -> None:
+    assert score(folder, name).by_status == {"error": 4, "not_scored": 1}
+    for found in column(folder, "own_scores_problem")[:4]:
+        assert problem in found
+        assert len(found) < 600
+
+
+def test_a_function_that_forks_or_changes_its_row_leaves_the_others_theirs(folder: Path) -> None:
+    assert score(folder, "forks", executor=ExecutorSpec(num_workers=2)).rows_ok == 4
+    assert column(folder, "forks") == [0.0, 1.0, 2.0, 3.0, None]
+    score(folder, "clears", "facts")
+    assert column(folder, "facts_pixels")[:4] == [96.0 * 64] * 4
+
+
+def test_a_column_for_each_clip_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"made 1,600 columns, such as many_clip0-0; at most 1,000"):
+        score(folder, "many")
+
+
+def test_what_a_function_prints_is_not_in_the_summary(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["score-own", str(folder / "run"), "--score", f"{folder / 'scores.py'}:prints", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--videos", str(folder / "videos")])
+    said = capfd.readouterr()
+    assert ended.value.code == 0
+    assert json.loads(said.out)["rows_ok"] == 4
+    assert {"imported", "a word", "another"} <= set(said.err.replace("another", "another\n").split("\n"))
 
 
 def test_a_score_that_fails_for_every_clip_stops_the_stage(folder: Path) -> None:
