@@ -8,6 +8,7 @@ from typing import Any
 
 import av
 
+from vidcurate.errors import MediaError
 from vidcurate.media import matroska, mp4_boxes
 from vidcurate.media.container import codec_of, opened
 from vidcurate.media.packets import PacketIndex, index_of
@@ -49,10 +50,20 @@ def _seconds(value: int | None, base: Fraction | None) -> float | None:
 
 
 def header_of(path: Path, container: Any, stream: Any) -> Header:
-    """Return the header of an opened file."""
+    """Return the header of an opened file.
+
+    Raises MediaError, kind unreadable, for a stream without a size: no parameter sets are in the file.
+    """
     codec = stream.codec_context
+    if codec.width < 1 or codec.height < 1:
+        raise MediaError(
+            f"{path.name}: the video stream has no size; its parameter sets are missing or damaged.",
+            kind="unreadable",
+        )
     family = container.format.name.split(",")[0]
     rotation, num_frames, is_trimmed = 0, stream.frames or None, False
+    if family == "ivf":
+        num_frames = None  # FFmpeg's remux writes ticks there
     duration = _seconds(stream.duration, stream.time_base)
     if family in ("mov", "matroska"):
         size = os.path.getsize(path)

@@ -10,6 +10,7 @@ import av
 import pytest
 
 from tests.conftest import moving_square
+from vidcurate.errors import MediaError
 from vidcurate.media import decode
 from vidcurate.media.encode import write_video
 from vidcurate.media.headers import read_header_and_index
@@ -67,6 +68,34 @@ def test_the_codec_is_not_the_name_of_its_decoder(make_video: Make) -> None:
 
 
 @pytest.mark.skipif("libsvtav1" not in av.codec.codecs_available, reason="this PyAV writes no AV1")
+def test_a_stream_without_parameter_sets_has_no_size_and_no_header(make_video: Make) -> None:
+    path = make_video("clip.ts", num_frames=6)
+    data = path.read_bytes()
+    assert b"\0\0\1\x67" in data
+    path.write_bytes(data.replace(b"\0\0\1\x67", b"\0\0\1\x0c"))  # the parameter set becomes filler
+
+    with pytest.raises(MediaError, match=r"clip\.ts: the video stream has no size") as caught:
+        read_header_and_index(path)
+    assert caught.value.kind == "unreadable"
+
+
+def test_the_count_of_an_ivf_header_is_not_believed(make_video: Make, tmp_path: Path) -> None:
+    source, copy = make_video("clip.webm", num_frames=6, codec="libvpx-vp9"), tmp_path / "copy.ivf"
+    with av.open(os.fspath(source)) as before, av.open(os.fspath(copy), "w") as after:
+        stream = after.add_stream_from_template(before.streams.video[0])
+        for packet in before.demux(before.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                after.mux(packet)
+    data = bytearray(copy.read_bytes())
+    data[24:28] = (240).to_bytes(4, "little")  # FFmpeg's remux writes ticks there
+    copy.write_bytes(data)
+
+    header, index = read_header_and_index(copy)
+
+    assert (header.num_frames, index.num_frames) == (None, 6)
+
+
 def test_an_av1_encoder_leaves_no_real_time_priority_behind(tmp_path: Path) -> None:
     """Run by root, SVT-AV1 made the process SCHED_FIFO: a spinning child then starved all of its core."""
     write_video(tmp_path / "clip.mp4", moving_square(2), fps=24.0, codec="libsvtav1", crf=40)
