@@ -3,9 +3,8 @@
     python benchmarks/follows.py demo/train [--picture demo/samples.png]
 
 Prompts are one-object captions of the demo data, balanced over colour and motion, with noise that training
-never saw. What a sample shows is measured from its pixels (vidcurate.curation.demo_data.measure.follows).
-Chance is one in
-four for both; p is the probability of as many hits by chance. The picture has a row a prompt and the frames
+never saw. What a sample shows is measured from its pixels (prompt_check.follows). Chance is one in four for
+both; p is the probability of as many hits by chance. The picture has a row a prompt and the frames
 side by side.
 """
 
@@ -18,9 +17,10 @@ import numpy as np
 from rows import keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from prompt_check import follows
+
 from trainer.generation.sample_clips import load_model, pipeline_of, sample_clips
 from vidcurate.curation.demo_data.choose import demo_prompts
-from vidcurate.curation.demo_data.measure import follows
 from vidcurate.media import encode
 
 CHANCE = 0.25

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from vidcurate.curation.demo_data.measure import MAIN_COLOURS
 from vidcurate.curation.demo_data.scene import BACKGROUNDS, COLOURS, MOTIONS, SHAPES, Scene, Thing, caption
 
 # File damage, in the order in which small data sets get it: (kind, suffix and codec of the good file).
@@ -45,6 +44,7 @@ ENCODINGS = (
 # At 64 px MPEG-4 without a bit rate is coarse, and x265 is not deterministic (a
 # picture inside one coding tree unit): both only encode the larger clips.
 VARIED_ENCODINGS = (ENCODINGS[0], (".mp4", "libx265"), *ENCODINGS[1:3], (".avi", "mpeg4"), *ENCODINGS[3:])
+MAIN_COLOURS = ("red", "green", "blue", "yellow")
 MAIN_MOTIONS = ("right", "left", "up", "down")
 MAIN_SHAPES = SHAPES[:3]
 _EASY_SHARE, _PAIR_SHARE = 0.5, 0.3

@@ -3,14 +3,14 @@
 import csv
 import hashlib
 import json
+import runpy
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from vidcurate.curation.demo_data.choose import DAMAGES, MAIN_MOTIONS, demo_prompts, plan_clips
-from vidcurate.curation.demo_data.measure import MAIN_COLOURS, follows
+from vidcurate.curation.demo_data.choose import DAMAGES, MAIN_COLOURS, MAIN_MOTIONS, demo_prompts, plan_clips
 from vidcurate.curation.demo_data.scene import (
     BACKGROUNDS,
     COLOURS,
@@ -30,6 +30,8 @@ from vidcurate.errors import InputError, MediaError
 from vidcurate.media import decode
 
 Made = tuple[Path, DemoSummary]
+ROOT = Path(__file__).resolve().parents[4]
+follows = runpy.run_path(str(ROOT / "benchmarks" / "prompt_check.py"))["follows"]
 
 
 @pytest.fixture(scope="module")

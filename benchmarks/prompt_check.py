@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidcurate.curation.demo_data.choose import MAIN_COLOURS
 from vidcurate.curation.demo_data.scene import COLOURS, MOTIONS, Scene
 
 _STANDS_OUT = 0.15  # of full scale, above the background: twice the compression noise at 64 px
 _SHORTEST_WAY = 0.08  # of the frame; a centre that moves less is at rest
-MAIN_COLOURS = ("red", "green", "blue", "yellow")
 
 
 def _salience(frames: NDArray[np.uint8]) -> NDArray[np.float64]:
