@@ -30,22 +30,20 @@ def squares(frames: Frames, side: int) -> Frames:
     return np.stack([cv2.resize(image, (side, side), interpolation=how) for image in centre])
 
 
-def normalised(
-    pictures: Frames, device: torch.device, dtype: torch.dtype, mean: Any, deviation: Any
-) -> Tensor:
+def normalised(pictures: Frames, device: torch.device, mean: Any, deviation: Any) -> Tensor:
     """Return uint8 (N, H, W, 3) as (N, 3, H, W) with this mean and deviation, on `device`."""
     numbers = torch.from_numpy(pictures).to(device).permute(0, 3, 1, 2).to(torch.float32).div_(255)
     means, deviations = (
         torch.tensor(numbers_of, dtype=torch.float32, device=device).view(1, 3, 1, 1)
         for numbers_of in (mean, deviation)
     )
-    return ((numbers - means) / deviations).to(dtype)
+    return (numbers - means) / deviations
 
 
 class Clip:
     """CLIP model from transformers; `side` is the frame size in px, `width` that of its embeddings."""
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, device: torch.device) -> None:
         """Load model and tokenizer. Raises InputError for a folder without a CLIP."""
         transformers = need("transformers", "clip")
         try:
@@ -53,7 +51,7 @@ class Clip:
             if config.model_type != "clip":
                 raise ValueError(f"it is a {config.model_type}")
             model, report = transformers.CLIPModel.from_pretrained(
-                folder, dtype=dtype, output_loading_info=True
+                folder, dtype=torch.float32, output_loading_info=True
             )
             if missing := sorted(report["missing_keys"]):
                 raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
@@ -63,7 +61,7 @@ class Clip:
                 f"models.clip is {folder}: no CLIP that transformers loads ({reason_of(error)})."
             ) from error
         self.model = model.to(device).eval()
-        self.device, self.dtype = device, dtype
+        self.device = device
         self.side = int(config.vision_config.image_size)
         self.width = int(config.projection_dim)
         self.length = int(config.text_config.max_position_embeddings)
@@ -71,7 +69,7 @@ class Clip:
     @torch.inference_mode()
     def pictures(self, frames: Frames) -> Vectors:
         """Return the embeddings of `frames` (uint8, N, H, W, 3), float32 (N, width), of length 1."""
-        seen = normalised(squares(frames, self.side), self.device, self.dtype, MEAN, DEVIATION)
+        seen = normalised(squares(frames, self.side), self.device, MEAN, DEVIATION)
         pooled = self.model.vision_model(pixel_values=seen).pooler_output
         return _unit(self.model.visual_projection(pooled))
 

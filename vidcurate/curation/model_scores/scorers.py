@@ -37,14 +37,14 @@ class Models:
 
 def load(spec: ModelsSpec) -> Models:
     """Load every model of `spec`. Raises InputError, StorageError."""
-    device, dtype = device_of(), torch.float32  # the published scores' arithmetic
-    clip = Clip(folder_of(spec.clip, "clip"), device, dtype) if spec.clip else None
+    device = device_of()
+    clip = Clip(folder_of(spec.clip, "clip"), device) if spec.clip else None
     head = None
     if spec.aesthetic_head is not None and clip is not None:
         head = AestheticHead(file_of(spec.aesthetic_head, "aesthetic_head"), clip.width)
     watermark = None
     if spec.watermark:
-        watermark = Watermark(folder_of(spec.watermark, "watermark"), spec.watermark_label, device, dtype)
+        watermark = Watermark(folder_of(spec.watermark, "watermark"), spec.watermark_label, device)
     text = None
     if spec.text_detector is not None:
         text = TextDetector(file_of(spec.text_detector, "text_detector"), spec.text_threshold)

@@ -43,12 +43,12 @@ def read_settings(folder: Path) -> dict[str, Any]:
 class Watermark:
     """Watermark classifier from transformers."""
 
-    def __init__(self, folder: Path, label: str | None, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, label: str | None, device: torch.device) -> None:
         """Load the model and its preprocessing. Raises InputError for a folder without a classifier."""
         transformers = need("transformers", "watermark")
         try:
             model, report = transformers.AutoModelForImageClassification.from_pretrained(
-                folder, dtype=dtype, output_loading_info=True
+                folder, dtype=torch.float32, output_loading_info=True
             )
             if missing := sorted(report["missing_keys"]):
                 raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
@@ -59,7 +59,7 @@ class Watermark:
                 f"({reason_of(error)})."
             ) from error
         self.model = model.to(device).eval()
-        self.device, self.dtype = device, dtype
+        self.device = device
         labels = {int(number): str(name) for number, name in model.config.id2label.items()}
         self.label = label_of(labels, label, str(folder))
         size = wanted.get("size", 224)
@@ -76,7 +76,7 @@ class Watermark:
         """
         side = (self.side, self.side)
         small = np.stack([cv2.resize(image, side, interpolation=cv2.INTER_AREA) for image in frames])
-        seen = normalised(small, self.device, self.dtype, self.mean, self.deviation)
+        seen = normalised(small, self.device, self.mean, self.deviation)
         chances = self.model(pixel_values=seen).logits.float().softmax(-1)[:, self.label]
         result: Vectors = chances.cpu().numpy().astype(np.float32)
         return result
