@@ -41,6 +41,7 @@ from vidcurate.executor.map_clips import Progress, no_progress
 REPORT = "reconcile.json"
 UNPACKED = "videos"  # below the run folder: what came out of shards
 _SCRATCH = ".ingest"
+_LATER = ("camera_motion", "desirable_filtering")  # texts that nothing checks: read in the second pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,8 @@ def _cells(rows: Rows) -> pl.DataFrame:
     """
     schema = rows.frame.collect_schema()
     read = typed(rows)
-    asked = {name: read.cells[name] for name in CELLS if name in schema and name != "caption"}
+    later = {"caption", *_LATER}
+    asked = {name: read.cells[name] for name in CELLS if name in schema and name not in later}
     same = {name: read.cells[name] for name in KEYS if name in CELLS and name not in schema}
     if "caption" in schema:
         asked["is_empty"] = captions.is_empty(schema)
@@ -218,12 +220,13 @@ def _main_column(rows: Rows) -> str:
 
 
 def _texts(rows: Rows, *, is_several: bool) -> pl.LazyFrame:
-    """Return caption, captions and caption_name of every row, and the typed parts of its own columns.
+    """Return caption, captions and caption_name of every row, _LATER, and the typed parts of its own columns.
 
     Unless `is_several`, no row has more than one caption without a name: the others are then left out.
     """
     schema = rows.frame.collect_schema()
-    own = {cell.part: cell.value for cell in rows.own}
+    own = {name: pl.col(name).cast(CELLS[name]) for name in _LATER if name in schema}
+    own |= {cell.part: cell.value for cell in rows.own}
     if "captions" in schema or "caption" not in schema:
         present = [name for name in ("caption", "captions", "caption_name") if name in schema]
         return rows.frame.select(*present, **own)
@@ -235,29 +238,38 @@ def _texts(rows: Rows, *, is_several: bool) -> pl.LazyFrame:
 
 def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: IngestSpec) -> pl.LazyFrame:
     """Second pass: captions beside the cells of the first and the verdicts; then the extra files."""
+    texts = _texts(rows, is_several=bool(narrow["is_several"].any()))
+    present = {*narrow.columns, *texts.collect_schema()}
     cells = {
-        name: pl.col(name) if name in narrow.columns else pl.lit(None, dtype=dtype)
-        for name, dtype in CELLS.items()
+        name: pl.col(name) if name in present else pl.lit(None, dtype=dtype) for name, dtype in CELLS.items()
     }
     reported = {f"{name}_from_metadata": cells[name] for name in MEASURES}
     dataset = spec.dataset or (TABLES[schema].dataset if schema in TABLES else schema)
+    # In memory during the write, so as small as can be: a problem is a number, and no text is there twice.
+    problems = pl.col("ingest_problem").cast(pl.Enum(PROBLEMS))
     verdict = ledger.frame.select(
-        "clip_id", "sample_key", "base_id", "file_size_bytes", "ingest_problem", video_path="file_path"
+        "clip_id", "sample_key", "file_size_bytes", problems, video_path="file_path"
     )
-    named = {
-        "source_dataset": pl.lit(spec.dataset)
-        if spec.dataset
-        else pl.coalesce(cells["source_dataset"], pl.lit(dataset)),
-        "source_id": pl.coalesce(cells["source_id"], "base_id"),
-    }
-    texts = _texts(rows, is_several=bool(narrow["is_several"].any()))
-    read = narrow.drop("clip_id", "video_path", "is_empty", "is_several", "bad", "note").lazy()
-    whole = pl.concat([texts, read, verdict.head(ledger.num_rows).lazy()], how="horizontal")
-    whole = whole.with_columns(**reported, **best_known(cells), **named)
+    base_id = ledger.frame["base_id"]
+    source_id = base_id.head(narrow.height).alias("source_id")
+    if "source_id" in narrow:
+        given = narrow["source_id"]
+        source_id = given.zip_with(given.is_not_null(), source_id) if given.null_count() else given
+    read = narrow.drop("clip_id", "video_path", "is_empty", "is_several", "bad", "note")
+    read = read.with_columns(source_id)
+    dataset_name = (
+        pl.lit(spec.dataset) if spec.dataset else pl.coalesce(cells["source_dataset"], pl.lit(dataset))
+    )
+    problem = pl.col("ingest_problem").cast(pl.String)
+    whole = pl.concat([texts, read.lazy(), verdict.head(ledger.num_rows).lazy()], how="horizontal")
+    whole = whole.with_columns(
+        **reported, **best_known(cells), source_dataset=dataset_name, ingest_problem=problem
+    )
     extra = (
-        verdict.slice(ledger.num_rows)
+        verdict.with_columns(source_id=base_id)
+        .slice(ledger.num_rows)
         .lazy()
-        .with_columns(source_dataset=pl.lit(dataset), source_id="base_id")
+        .with_columns(source_dataset=pl.lit(dataset), ingest_problem=problem)
     )
     columns = {name: (name, column.dtype) for name, column in COLUMNS.items() if column.stage == "ingest"}
     there = whole.collect_schema()
