@@ -3,15 +3,20 @@
 A pickle names the functions that it calls, and a checkpoint may come from anybody, with a matching manifest.
 So the reader allows a literal list of (module, name) pairs, all of them plain containers of torch's
 distributed checkpoint (DCP), and no name with a dot, which Python would resolve attribute by attribute
-(`torch.distributed.checkpoint.filesystem` imports `os`: "os.system" is reachable from there). Then the reader
-checks that file names are plain and inside the part, and that the files are large enough for the sizes.
+(`torch.distributed.checkpoint.filesystem` imports `os`: "os.system" is reachable from there). A pickle can
+also set attributes of the classes that it names, for the whole process: the reader sets them back and
+refuses. Then the reader checks that file names are plain and inside the part, and that the files are large
+enough for the sizes.
 """
 
+import enum
 import math
 import pickle
 import re
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -41,11 +46,42 @@ _FILE = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
 
 
 class _Unpickler(pickle.Unpickler):
+    """Unpickler of the allowed names. `restore` undoes what the pickle did to their classes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._attributes: dict[Any, dict[str, Any]] = {}  # of each class and enum member that was named
+
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if "." in name or not (is_dtype or (module, name) in _ALLOWED):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint of tensors needs")
-        return super().find_class(module, name)
+        found = super().find_class(module, name)
+        if isinstance(found, FunctionType):
+            return partial(found)  # a new object each time, so the function keeps its attributes
+        for one in (found, *(found if isinstance(found, enum.EnumMeta) else ())):
+            if hasattr(one, "__dict__"):
+                self._attributes.setdefault(one, dict(vars(one)))
+        return found
+
+    def restore(self) -> None:
+        """Set the named classes back. Raises UnpicklingError where the pickle had changed one."""
+        changed = ""
+        for one, before in self._attributes.items():
+            now = dict(vars(one))
+            for name in now.keys() | before.keys():
+                if name not in before:
+                    type.__delattr__(one, name) if isinstance(one, type) else one.__dict__.pop(name)
+                elif now.get(name, now) is not before[name]:
+                    if isinstance(one, type):
+                        type.__setattr__(one, name, before[name])
+                    else:
+                        one.__dict__[name] = before[name]
+                else:
+                    continue
+                changed = f"{one}.{name}"
+        if changed:
+            raise pickle.UnpicklingError(f"it changes {changed}")
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -55,7 +91,11 @@ def read_metadata(folder: Path) -> Metadata:
         if path.stat().st_size > MOST_BYTES:
             raise pickle.UnpicklingError(f"it has {path.stat().st_size:,} bytes")
         with path.open("rb") as file:
-            metadata = _Unpickler(file).load()
+            unpickler = _Unpickler(file)
+            try:
+                metadata = unpickler.load()
+            finally:
+                unpickler.restore()
         problem = _problem(metadata, folder)
     except MemoryError as error:
         raise CheckpointError(f"{path}: cannot be read (it asks for too much memory).") from error

@@ -1,6 +1,7 @@
 """A checkpoint from anybody runs no code and reads nothing outside its folder."""
 
 import hashlib
+import importlib
 import json
 import pickle
 import struct
@@ -102,6 +103,39 @@ def test_a_pickle_that_is_cut_or_holds_something_else_is_one_error(part: Path, d
 
     with pytest.raises(CheckpointError, match=r"model/\.metadata: "):
         parts.read_part_tensors(part)
+
+
+def sets(module: str, name: str, attribute: str, then: bytes = b"N") -> bytes:
+    """Return a pickle that sets an attribute of a class, or of a call's result, to None."""
+    return b"\x80\x04" + word(module) + word(name) + b"\x93" + then + b"N}" + word(attribute) + b"Ns\x86b."
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "attribute", "then"),
+    [
+        ("pathlib", "PosixPath", "exists", b""),
+        ("pathlib", "PosixPath", "__slots__", b""),
+        (METADATA, "Metadata", "__init__", b""),
+        (METADATA, "MetadataIndex", "__hash__", b""),
+        (METADATA, "_MEM_FORMAT_ENCODING", "no_such", b""),
+        (METADATA, "_MEM_FORMAT_ENCODING", "_value_", b"K\x00\x85R"),
+        ("torch.serialization", "_get_layout", "cache", b""),
+    ],
+)
+def test_a_pickle_that_changes_a_class_is_refused_and_the_class_stays(
+    part: Path, module: str, name: str, attribute: str, then: bytes
+) -> None:
+    owner = getattr(importlib.import_module(module), name)
+    owner = owner(0) if then else owner
+    before = dict(vars(owner))
+    good = (part / part_metadata.METADATA).read_bytes()
+    (part / part_metadata.METADATA).write_bytes(sets(module, name, attribute, then))
+
+    with pytest.raises(CheckpointError, match=r"model/\.metadata: cannot be read \((it changes|invalid)"):
+        parts.read_part_tensors(part)
+    assert dict(vars(owner)) == before
+    (part / part_metadata.METADATA).write_bytes(good)
+    parts.read_part_tensors(part)
 
 
 def reseal(step: Path) -> None:
