@@ -1,4 +1,4 @@
-"""Pages at every window size, in a real browser: what plays goes on, nothing is cut off."""
+"""Pages at every window size, in a real browser: what plays keeps playing, nothing is cut off."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -112,7 +112,7 @@ def _seen(path: Path, frames: Frames) -> dict[str, Any]:
     }
 
 
-def test_bars_that_no_edge_shows_are_told_from_the_copy_without_them(tmp_path: Path) -> None:
+def test_bars_that_no_edge_shows_are_distinguished_from_the_copy_without_them(tmp_path: Path) -> None:
     # Lights on black: no bar has a straight edge here, so the scores find none in any copy.
     light, rng = np.zeros((96, 160, 3), np.uint8), np.random.default_rng(3)
     for y, x in rng.integers([[20], [20]], [[76], [140]], (2, 5)).T.tolist():
