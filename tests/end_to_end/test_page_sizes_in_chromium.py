@@ -7,7 +7,15 @@ import pytest
 
 from tests.browser import Browser
 from tests.review_page import press, visit
+from tests.trainer.shards_for_tests import smoke
 from tests.vidcurate.curation.review.conftest import Server, curated, served
+from trainer.report import command as report_command
+from trainer.report import gallery
+from trainer.run_folder import jsonl
+from trainer.train import train
+from vidcurate.curation.report.build import run_report
+from vidcurate.shards.build import run_build_shards
+from vidcurate.shards.layout import ShardSpec
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +36,85 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser(tmp_path_factory.mktemp("chromium")) as browser:
         browser.size(1200, 800)
         yield browser
+
+
+# Texts of charts that leave their panel, or lie over one another.
+TEXTS = """
+(() => {
+  const found = [];
+  for (const svg of [...document.querySelectorAll('svg[viewBox]')].filter((one) => one.checkVisibility())) {
+    const box = (svg.closest('.panel') ?? svg).getBoundingClientRect();
+    const texts = [...svg.querySelectorAll('text')]
+      .map((one) => [one.textContent, one.getBoundingClientRect()]);
+    for (const [text, at] of texts)
+      if (at.left < box.left - 1 || at.right > box.right + 1) found.push(`cut: ${text}`);
+    texts.forEach(([text, a], number) => texts.slice(number + 1).forEach(([other, b]) => {
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (across > 1 && down > 3) found.push(`${text} over ${other}`);
+    }));
+  }
+  return found;
+})()
+"""
+# Cells that reach out of the window or hide a part of their text; rows of videos scroll by design.
+CUT = """
+[...document.querySelectorAll('td, th, dd, dt, p, h1, h2, h3, li, summary')].filter((one) => {
+  if (!one.checkVisibility() || one.closest('.scroll')?.querySelector('video')) return false;
+  const box = one.getBoundingClientRect(), around = one.closest('.scroll')?.getBoundingClientRect();
+  const isHiding = ['hidden', 'clip'].includes(getComputedStyle(one).overflowX);
+  const isOut = box.left < -1 || box.right > Math.min(innerWidth, around?.right ?? innerWidth) + 1;
+  return isOut || (isHiding && one.scrollWidth > one.clientWidth + 1);
+}).map((one) => one.outerHTML.slice(0, 200))
+"""
+
+
+@pytest.fixture(scope="module")
+def training(home: Path) -> Path:
+    """A training run on the shards of the curation, with a report and a gallery."""
+    run, videos = home / "run", home / "data" / "videos"
+    run_build_shards(run, ShardSpec(), videos=videos, out=run / "shards")
+    more = ("stages.0.steps=8", "stages.0.clip_losses_every=1", "sample.every=4", "preflight.at_start=false")
+    train(smoke(home / "run" / "shards", home / "train", *more))
+    digest = {"event": "comet", "step": 3, "time": 1.0, "fingerprint": "0f" * 32, "words": "x" * 200}
+    jsonl.append_line(home / "train" / jsonl.EVENTS, digest)
+    run_report(home / "run", videos=home / "data" / "videos")
+    assert report_command.main([str(home / "train")]) == 0
+    gallery.write_gallery(home / "train")
+    return home / "train"
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize(
+    "name", ["run/report.html", "train/report.html", "train/gallery.html", "run/review.html"]
+)
+def test_no_page_scrolls_sideways_and_nothing_is_cut_off(
+    browser: Browser, training: Path, name: str, width: int
+) -> None:
+    browser.size(width, 850)
+    try:
+        browser.open(training.parent / name)
+        if name.endswith("gallery.html"):
+            browser.until("document.querySelectorAll('tbody video').length > 0")
+        browser.value("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+        assert browser.value(CUT) == []
+        assert browser.value(TEXTS) == []
+    finally:
+        browser.size(1200, 800)
+
+
+def test_a_page_that_is_cut_off_would_be_seen(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<table><tr><td><div style='width: 2000px'>wide</div></td></tr></table>"
+        "<svg viewBox='0 0 100 20'><text x='0' y='10'>one</text><text x='2' y='10'>two</text>"
+        "<text x='95' y='10'>far too long</text></svg>"
+    )
+    browser.open(page)
+    assert not browser.value("document.documentElement.scrollWidth <= innerWidth")
+    assert len(browser.value(CUT)) == 1
+    assert browser.value(TEXTS) == ["cut: far too long", "one over two"]
 
 
 def test_a_clip_plays_on_while_the_window_changes_its_size(browser: Browser, server: Server) -> None:

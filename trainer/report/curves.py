@@ -147,6 +147,27 @@ def log_ticks(low: float, high: float) -> list[float]:
     return tens if len(found) > _MOST_LOG_TICKS and len(tens) > 1 else found
 
 
+def labels(values: Sequence[float]) -> list[str]:
+    """Return short labels of an axis: 20k, 5e-4; with as many digits as keep them apart."""
+    most = max((abs(value) for value in values), default=0.0)
+    divisor, unit = (1e3, "k") if 1e4 <= most < 1e6 else (1e6, "M") if 1e6 <= most < 1e7 else (1.0, "")
+    found = [short(value / divisor) + unit * (value != 0) for value in values]
+    found = [
+        _exponent(value) if 0 < abs(value) < 1e-3 else one for value, one in zip(values, found, strict=True)
+    ]
+    for digits in range(4, 8):
+        if len(set(found)) == len(set(values)):
+            break
+        found = [f"{value / divisor:.{digits}g}{unit}" for value in values]
+    return found
+
+
+def _exponent(value: float) -> str:
+    """Return a small number as 5e-4."""
+    digits, _, power = f"{value:e}".partition("e")
+    return f"{float(digits):.3g}e{int(power)}"
+
+
 def chart(
     curves: Sequence[Curve],
     *,
@@ -177,8 +198,8 @@ def chart(
     marked = log_ticks(10**low, 10**high) if is_log else svg.ticks(low, high, 4)
     ends = "; ".join(f"{curve.name} {short(curve.points[-1][1])}" for curve in curves)
     parts = [svg.opening(width, height, f"{title} by {x_name}, at the end: {ends}")]
-    for value in marked:
-        parts.append(svg.horizontal_grid(down(value), _LEFT, right, short(value)))
+    for value, label in zip(marked, labels(marked), strict=True):
+        parts.append(svg.horizontal_grid(down(value), _LEFT, right, label))
     for value in svg.ticks(first, last, max(2, width // 90)):
         parts.append(
             f'<text x="{across(value):.1f}" y="{bottom + 16}" text-anchor="middle">{short(value)}</text>'

@@ -1,5 +1,6 @@
 """Event marks: which events get a flag, its colour, text and link."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ BEGUN = ("start", "resume", "load", "load_from_scratch", "weights")
 QUIET = ("save", "stage", "done", "sample", "start")  # with more events, only those that matter get a flag
 MOST_FLAGS = 60
 MOST_EVENTS = 400
+_DIGEST = re.compile(r"[0-9a-f]{32,}")
 BRIEF = 110  # letters of the line with an event's facts
 
 
@@ -68,6 +70,8 @@ def brief(event: dict[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, str) and _DIGEST.fullmatch(value):
+        return f"{value[:12]} …"
     return f"{value:.4g}" if isinstance(value, float) else fact(value).rstrip(".")
 
 

@@ -50,6 +50,12 @@ def _step_ids(run: RunData, steps: set[int]) -> dict[int, list[str]]:
     return found
 
 
+def _commands(runs: Sequence[RunData]) -> str:
+    """Return the command that lists the clips of a step, of each run, as HTML."""
+    shown = [f"python -m trainer inspect {html.escape(str(run.path))} --step N" for run in runs]
+    return ", ".join(f"<code>{one}</code>" for one in shown)
+
+
 def slowest(runs: Sequence[RunData], names: Sequence[str], beside: Path) -> str:
     """Return the section of the slowest updates, "" without updates."""
     rows = []
@@ -63,15 +69,14 @@ def slowest(runs: Sequence[RunData], names: Sequence[str], beside: Path) -> str:
                 _first(runs, name)
                 + f'<td class="n">{_linked(format(line["step"], ","), ids.get(line["step"], ()), page)}</td><td class="n">{line["seconds"]:.2f} s</td>'
                 f'<td class="n">{line["seconds"] / max(usual, 1e-9):.1f} ×</td><td class="n">{line["data_seconds"]:.2f} s</td>'
-                f"<td>{html.escape(', '.join(line.get('loss_by_bucket', {})))}</td>"
-                f"<td><code>python -m trainer inspect {html.escape(str(run.path))} --step {line['step']}</code></td></tr>"
+                f"<td>{html.escape(', '.join(line.get('loss_by_bucket', {})))}</td></tr>"
             )
     if not rows:
         return ""
     return (
-        '<section id="slowest"><h2>Slowest updates</h2><p class="soft">The command lists the clips of an update.</p>'
+        f'<section id="slowest"><h2>Slowest updates</h2><p class="soft">The clips of an update: {_commands(runs)}</p>'
         f'<div class="scroll"><table><thead><tr>{_head(runs)}<th class="n">step</th><th class="n">took</th><th class="n">of the median</th>'
-        f'<th class="n">waited for data</th><th>buckets</th><th>its clips</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div></section>'
+        f'<th class="n">waited for data</th><th>buckets</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div></section>'
     )
 
 

@@ -324,6 +324,6 @@ dl { margin: .3rem 0; } td dl { display: grid; grid-template-columns: max-conten
 td dt { color: var(--soft); } td dd { margin: 0; overflow-wrap: anywhere; }
 video { display: block; height: 7rem; border-radius: 4px; background: #000; image-rendering: pixelated; }
 .key.dot { border-radius: 50%; } td details { margin: 0; min-width: 15rem; overflow-wrap: anywhere; } #events tbody th { white-space: nowrap; }
-@media (max-width: 40rem) { .panel svg text { font-size: 18px; } .moment { display: none; } body { padding: 1.5rem 1rem 3rem; } th, td { padding: .4rem .35rem; } table { font-size: .82rem; } thead th, thead .n, #events tbody th { white-space: normal; } td { overflow-wrap: break-word; } td details { min-width: 0; } td dl { display: block; } }
+@media (max-width: 40rem) { .panel svg { overflow: visible; } .panel svg text { font-size: 16px; } #ranks td.n { white-space: normal; } #goodput tbody th { white-space: nowrap; } .moment { display: none; } body { padding: 1.5rem 1rem 3rem; } th, td { padding: .4rem .35rem; } table { font-size: .82rem; } thead th, thead .n, #events tbody th { white-space: normal; } td { overflow-wrap: break-word; } td details { min-width: 0; } td dl { display: block; } }
 @media print { .panel, tr { break-inside: avoid; } nav { display: none; } }
 """

@@ -163,8 +163,9 @@ def counted_histogram(
             f"{shown(float(found.edges[-2]))} and more</text>"
         )
     for mark in spaced(_x_marks(found, low, high), across):
-        x = across(mark)
-        anchor = "end" if x > WIDTH - _RIGHT - 16 else "middle"  # keeps the last label inside the figure
+        # The first label stays clear of the 0 of the other axis, the last inside the figure.
+        x = max(across(mark), _LEFT - 6 + 4 * len(shown(mark)))
+        anchor = "end" if x > WIDTH - _RIGHT - 16 else "middle"
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{shown(mark)}</text>')
     parts.extend(_threshold(label, value, across(value), bottom) for label, value in thresholds)
     parts.append("</svg>")

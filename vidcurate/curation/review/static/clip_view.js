@@ -84,7 +84,7 @@ export class ClipView {
       stage.append(element("p", { class: "soft" }, clip.ingest_problem ? label(clip.ingest_problem) : "no video"));
     }
     const verdict = clip.is_kept === false
-      ? element("p", { class: "verdict" }, element("span", { class: "no" }, "Rejected"), ` by ${clip.reject_rule ?? "a rule"} (${clip.reject_stage ?? ""}): `, element("bdi", {}, `${clip.reject_value ?? "unknown"}`), clip.reject_threshold ? `, asked for ${clip.reject_threshold}` : "")
+      ? element("p", { class: "verdict" }, element("span", { class: "no" }, "Rejected"), ` by ${clip.reject_rule ?? "a rule"} (${clip.reject_stage ?? ""}): `, element("bdi", {}, `${clip.reject_value ?? "unknown"}`), clip.reject_threshold && !["ingest", "probe"].includes(clip.reject_stage) ? `, asked for ${clip.reject_threshold}` : "")
       : element("p", { class: "verdict" }, element("span", { class: "yes" }, clip.is_kept ? "Kept" : this.run.blind ? "" : "Not filtered yet"));
     const words = clip.decision?.caption ?? clip.caption;
     if (clip.decision?.text) verdict.append(element("br"), "By eye: ", element("bdi", {}, clip.decision.text));

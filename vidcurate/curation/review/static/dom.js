@@ -42,6 +42,7 @@ export function seconds(value) {
 
 export function hours(value) {
   if (typeof value !== "number") return "hours unknown";
+  if (value < 1 / 60) return `${Number((value * 3600).toPrecision(3))} s`;
   return value < 1 ? `${Number((value * 60).toPrecision(3))} min` : `${Number(value.toPrecision(4))} h`;
 }
 
