@@ -21,24 +21,25 @@ from numpy.typing import NDArray
 from vidcurate.curation.frame_scores.scorer import Columns, FrameView, Pixels, rounded
 
 _LEAST_SCORE = 15.0
-_COLOURED = 32  # levels of chroma and value from which hue and saturation are certain
+_COLOURED = 32.0  # levels of chroma and value from which hue and saturation are certain
 _STILL = 1e-5
+Planes = tuple[Pixels, Pixels, Pixels, Pixels, Pixels]
 
 
-def _cylinder(bgr: Pixels) -> tuple[Pixels, Pixels]:
-    """Return hue, saturation and value (H, W, 3), and the weights of the first two (H, W, 2), 0 to 32."""
-    hsv = cv2.cvtColor(bgr, cv2.COLOR_BGR2HSV)
-    saturation, value = hsv[..., 1], hsv[..., 2]
+def _planes(bgr: Pixels) -> Planes:
+    """Return hue, saturation, value, and the weights of the first two, 0 to 32; each (H, W)."""
+    hue, saturation, value = cv2.split(cv2.cvtColor(bgr, cv2.COLOR_BGR2HSV))
     chroma = cv2.multiply(saturation, value, scale=1 / 255)
-    return hsv, np.minimum(np.stack([chroma, value], axis=-1), _COLOURED)
+    return hue, saturation, value, cv2.min(chroma, _COLOURED), cv2.min(value, _COLOURED)
 
 
-def _score(one: tuple[Pixels, Pixels], other: tuple[Pixels, Pixels]) -> float:
-    change = np.asarray(cv2.absdiff(one[0], other[0]), dtype=np.uint16)
-    hue = change[..., 0] * np.minimum(one[1][..., 0], other[1][..., 0])
-    saturation = change[..., 1] * np.maximum(one[1][..., 1], other[1][..., 1])
-    coloured = int(hue.sum(dtype=np.int64)) + int(saturation.sum(dtype=np.int64))
-    return float(coloured / _COLOURED + int(change[..., 2].sum(dtype=np.int64))) / change.size
+def _score(one: Planes, other: Planes) -> float:
+    """Return the weighted mean difference of two frames, in levels. All sums are whole numbers."""
+    hue, saturation, value = (cv2.absdiff(one[plane], other[plane]) for plane in range(3))
+    turned = cv2.multiply(hue, cv2.min(one[3], other[3]), dtype=cv2.CV_16U)
+    paled = cv2.multiply(saturation, cv2.max(one[4], other[4]), dtype=cv2.CV_16U)
+    coloured = (cv2.sumElems(turned)[0] + cv2.sumElems(paled)[0]) / _COLOURED
+    return float((coloured + cv2.sumElems(value)[0]) / (3 * value.size))
 
 
 def _ratios(scores: NDArray[np.float64], window_frames: int) -> NDArray[np.float64]:
@@ -56,12 +57,12 @@ def _ratios(scores: NDArray[np.float64], window_frames: int) -> NDArray[np.float
 class Cuts:
     def __init__(self, threshold: float, window_frames: int, min_scene_seconds: float) -> None:
         self._threshold, self._window, self._apart = threshold, window_frames, min_scene_seconds
-        self._last: tuple[Pixels, Pixels] | None = None
+        self._last: Planes | None = None
         self._scores: list[float] = []  # of every frame but the first
         self._seconds: list[float] = []
 
     def see(self, look: FrameView) -> None:
-        now = _cylinder(look.bgr)
+        now = _planes(look.bgr)
         if self._last is not None:
             self._scores.append(_score(self._last, now))
             self._seconds.append(look.seconds)
