@@ -54,7 +54,7 @@ def main() -> None:
     model, recipe, state = load_model(given.run)
     prompts = demo_prompts(32)
     assert recipe.sample is not None, "the recipe says no size of samples"
-    pipeline = pipeline_of(recipe, 0, model)
+    pipeline = pipeline_of(recipe.encoding, recipe.flow_of(0), recipe.dtype, model)
     clips = sample_clips(pipeline, recipe.sample, [text for text, _ in prompts], seed=7)
     seen = [follows(clip, scene) for clip, (_, scene) in zip(clips, prompts, strict=True)]
     rows = []

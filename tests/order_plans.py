@@ -111,3 +111,8 @@ plans = settings_of_plans().map(lambda settings: plan(**settings))
 def rows_of(plan: Plan, step: int) -> list[tuple[int, list[int]]]:
     """Return (position, rows) of every micro-batch of a step."""
     return [(batch.position, batch.rows.tolist()) for batch in order.step_micro_batches(plan, step)]
+
+
+def stream(one: Plan, num_turns: int) -> list[int]:
+    """Return the rows that a plan of one cell reads, in order."""
+    return [row for k in range(num_turns) for row in order.micro_batch(one, k).rows.tolist()]

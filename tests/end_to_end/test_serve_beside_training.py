@@ -141,7 +141,9 @@ def test_the_server_follows_survives_its_kill_and_shows_the_right_clip_of_each_s
         model, recipe, state = sample_clips.load_model(run / f"step-{step:08d}")
         assert recipe.sample is not None
         for entry in sample_rounds.entries(recipe.sample):
-            pipeline = sample_clips.pipeline_of(recipe, state["stage_number"], model)
+            pipeline = sample_clips.pipeline_of(
+                recipe.encoding, recipe.flow_of(state["stage_number"]), recipe.dtype, model
+            )
             frames = sample_clips.sample_clip(pipeline, recipe.sample, entry)
             path = tmp_path / "direct" / f"{step}-{entry.file}"
             sample_clips.write_clip(path, frames, recipe.sample.fps)

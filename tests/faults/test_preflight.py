@@ -128,7 +128,7 @@ def test_ranks_that_are_sound_are_reported_so_in_one_table(
     assert "node1  1      cpu" in text
     assert len(kept(tmp_path)["links"]) == 3  # each with each
     assert {tuple(link["ranks"]) for link in kept(tmp_path)["links"]} == {(0, 1), (0, 2), (1, 2)}
-    assert "one pass is" in text  # the data are looked at, too
+    assert "one epoch is" in text  # the data are looked at, too
     (event,) = events(tmp_path, "preflight")
     assert (event["form"], set(event["nodes"])) == ("full", {"node0", "node1", "node2"})
     assert numbers(tmp_path) == []  # nothing is trained

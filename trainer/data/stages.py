@@ -122,7 +122,7 @@ def open_stages(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageDat
     """
     indexes: dict[Path | str, Index] = {}
     folders: dict[Path, LatentFolder] = {}
-    encoding = latents_request.encoding_of(recipe)
+    encoding = recipe.encoding
     stages: list[StageData] = []
     first_step = 0
     for number, stage in enumerate(recipe.stages):

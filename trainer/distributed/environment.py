@@ -125,9 +125,9 @@ def _process_name(pid: int) -> str:
     return Path(text.split(" ")[0]).name if text else "?"
 
 
-def set_by(name: str, value: str, recipe: Mapping[str, str], pid: int | None = None) -> str:
+def set_by(name: str, value: str, recipe: Mapping[str, str]) -> str:
     """Return who set a variable: the recipe, vidcurate, or the ancestor process that did."""
-    pid = os.getpid() if pid is None else pid
+    pid = os.getpid()
     own = environment_at_start(pid)
     if own is not None and own.get(name) != value:
         return "the recipe" if recipe.get(name) == value else "vidcurate"

@@ -81,10 +81,10 @@ class Cost:
         forward, backward = float(terms @ self.forward), float(terms @ self.backward)
         return forward * (1 + recomputed) + backward
 
-    def of_clips(self, work: Work, recomputed: float = 0.0) -> tuple[float, float]:
+    def of_clips(self, work: Work) -> tuple[float, float]:
         """Return the seconds of each clip of `work`, and the fixed seconds of a micro-batch."""
-        fixed = self.forward[-1] * (1 + recomputed) + self.backward[-1]
-        return (self.seconds(work, recomputed) - fixed) / work.clips, fixed
+        fixed = self.forward[-1] + self.backward[-1]
+        return (self.seconds(work) - fixed) / work.clips, fixed
 
     def error(self, measured: Measured) -> float:
         """Return predicted / measured seconds of a step - 1."""

@@ -20,6 +20,7 @@ from trainer.model import rectified_flow, rng
 from trainer.model.encoders.registry import TextEncoder, VideoEncoder, text_encoder, video_encoder
 from trainer.model.rectified_flow import FlowSpec
 from trainer.model.stdit import STDiT3, STDiT3Config
+from trainer.recipe.encoding import Encoding
 from trainer.recipe.recipe import TrainRecipe, from_saved
 from trainer.report import gallery
 from trainer.run_folder import sample_rounds
@@ -45,17 +46,21 @@ class Pipeline:
 
 
 def pipeline_of(
-    recipe: TrainRecipe, stage: int, model: nn.Module, weights: Mapping[str, Tensor] | None = None
+    encoding: Encoding,
+    flow: FlowSpec,
+    dtype: torch.dtype,
+    model: nn.Module,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> Pipeline:
-    """Return the pipeline of a run in stage number `stage` (or behind the last stage)."""
+    """Return the pipeline of a model with its encoders."""
     return Pipeline(
         model=model,
         weights=weights,
-        video=video_encoder(recipe.video_encoder),
-        text=text_encoder(recipe.text_encoder),
-        flow=recipe.stages[min(stage, len(recipe.stages) - 1)].flow,
-        dtype=recipe.dtype,
-        cut_null_caption="cut_null_caption" in recipe.model.reproduce,
+        video=video_encoder(encoding.video),
+        text=text_encoder(encoding.text),
+        flow=flow,
+        dtype=dtype,
+        cut_null_caption="cut_null_caption" in encoding.model.reproduce,
     )
 
 

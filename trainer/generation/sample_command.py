@@ -13,20 +13,22 @@ from trainer.cli import commands
 from vidcurate.errors import InputError, StorageError
 
 if TYPE_CHECKING:
-    from trainer.recipe.recipe import TrainRecipe
+    from trainer.model.encoders.registry import VideoSpec
     from trainer.run_folder.sample_spec import SampleSpec
 
 
 REQUESTED = "requested"
 
 
-def _spec(recipe: "TrainRecipe", given: argparse.Namespace, path: Path) -> "SampleSpec":
+def _spec(
+    sample: "SampleSpec | None", video: "VideoSpec", given: argparse.Namespace, path: Path
+) -> "SampleSpec":
     """Return the recipe's way of sampling, with what the command line changes of it."""
     from trainer.model.encoders.registry import video_encoder
     from trainer.run_folder.sample_spec import SampleSpec
 
-    base = recipe.sample or SampleSpec(prompts=())
-    if recipe.sample is None and given.size is None:
+    base = sample or SampleSpec(prompts=())
+    if sample is None and given.size is None:
         raise InputError(f"{path}: its recipe has no sample section; say --size FRAMESxHEIGHTxWIDTH.")
     changed: dict[str, Any] = {"prompts": tuple(given.prompt) or base.prompts}
     for name in ("steps", "guidance", "fps"):
@@ -37,7 +39,7 @@ def _spec(recipe: "TrainRecipe", given: argparse.Namespace, path: Path) -> "Samp
         if len(numbers) != 3 or not all(number.isdecimal() and int(number) for number in numbers):
             raise InputError(f"--size {given.size}: write it as FRAMESxHEIGHTxWIDTH, for example 16x32x32.")
         changed |= dict(zip(("num_frames", "height", "width"), map(int, numbers), strict=True))
-        if min(video_encoder(recipe.video_encoder).latent_shape(*map(int, numbers))) < 1:
+        if min(video_encoder(video).latent_shape(*map(int, numbers))) < 1:
             raise InputError(f"--size {given.size}: is smaller than the video encoder's blocks.")
     if not changed["prompts"]:
         raise InputError("nothing to sample: say --prompt TEXT.")
@@ -99,8 +101,12 @@ def _run(given: argparse.Namespace) -> None:
     folder, before = given.out, ""
     if folder is None:
         folder, before = path.parent / sample_rounds.SAMPLES / REQUESTED, f"{path.name}-"
-    spec = _spec(recipe, given, given.path).model_copy(update={"seeds": (given.seed,)})
-    pipeline = sample_clips.pipeline_of(recipe, state["stage_number"], model)
+    spec = _spec(recipe.sample, recipe.video_encoder, given, given.path).model_copy(
+        update={"seeds": (given.seed,)}
+    )
+    pipeline = sample_clips.pipeline_of(
+        recipe.encoding, recipe.flow_of(state["stage_number"]), recipe.dtype, model
+    )
     for entry in sample_rounds.entries(spec):
         frames = sample_clips.sample_clip(pipeline, spec, entry)
         file = _new_file(folder, f"{before}{entry.file}")

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,9 +43,7 @@ def last_line(text: str) -> str:
     return lines[-1][:160] if lines else ""
 
 
-def run_command(
-    command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, stdin: str = ""
-) -> CommandResult:
+def run_command(command: Sequence[str], seconds: float) -> CommandResult:
     """Run `command` for at most `seconds` and return its output. Raises nothing.
 
     The program runs in a new session, so that its children are killed with it, and with LC_ALL=C for English
@@ -56,20 +54,20 @@ def run_command(
     try:
         process = subprocess.Popen(
             list(command),
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
-            env={**os.environ, **(environment or {}), "LC_ALL": "C"},
+            env={**os.environ, "LC_ALL": "C"},
         )
     except FileNotFoundError:
         return CommandResult(kind="missing", problem=f"{name}: there is no such program here")
     except OSError as error:
         return CommandResult(kind="missing", problem=f"{name}: cannot be run ({error.strerror})")
     try:
-        out, errors = process.communicate(stdin, timeout=seconds)
+        out, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         _leave(process)
         problem = f"{name}: no answer within {seconds:g} s; it was ended"

@@ -94,19 +94,19 @@ def _from_kmsg(path: Path, seconds: float) -> tuple[XidEvent, ...]:
     return tuple(found)
 
 
-def read_xids(seconds: float = LOG_SECONDS, kmsg: Path = Path("/dev/kmsg")) -> XidLog:
+def read_xids(kmsg: Path = Path("/dev/kmsg")) -> XidLog:
     """Return the Xids since boot, from the first readable of dmesg, the journal and /dev/kmsg."""
     problems = []
-    said = run_command(["dmesg"], seconds)
+    said = run_command(["dmesg"], LOG_SECONDS)
     if said.is_good:
         return XidLog(events=_from_dmesg(said.text), source="dmesg")
     problems.append(said.problem)
-    said = run_command(["journalctl", "-k", "-b", "-o", "short-unix", "--no-pager", "-q"], seconds)
+    said = run_command(["journalctl", "-k", "-b", "-o", "short-unix", "--no-pager", "-q"], LOG_SECONDS)
     if said.is_good and said.text.strip():  # without the right to read it, the journal looks empty
         return XidLog(events=_from_journal(said.text), source="journalctl -k")
     problems.append(said.problem or "journalctl: shows nothing of the kernel to this user")
     with suppress(OSError):
-        return XidLog(events=_from_kmsg(kmsg, seconds), source=str(kmsg))
+        return XidLog(events=_from_kmsg(kmsg, LOG_SECONDS), source=str(kmsg))
     problems.append(f"{kmsg}: may not be read")
     advice = "kernel.dmesg_restrict=0, or the group adm, lets it be read"
     return XidLog(problem=f"Xid events cannot be read here: {'; '.join(problems)}. {advice}")

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.recipe import skip_windows
-from trainer.recipe.recipe import TrainRecipe, to_json
+from trainer.recipe.recipe import Stage, to_json
 from vidcurate.recipe import removed_keys
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.sampler.order_state import FLAGS
@@ -74,7 +74,7 @@ def is_taken_by_set(key: str, stage: int) -> bool:
 
 def refused_changes(
     changed: dict[str, tuple[Any, Any]],
-    now: TrainRecipe,
+    stages: Sequence[Stage],
     stage: int,
     stage_step: int,
     settings: Sequence[str],
@@ -95,8 +95,8 @@ def refused_changes(
         match = re.match(r"^stages\.(\d+)\.(\w+)", key)
         if FREE.match(key) or (match and int(match[1]) > stage):
             continue
-        if match and int(match[1]) == stage < len(now.stages):
-            part, spec = match[2], now.stages[stage]
+        if match and int(match[1]) == stage < len(stages):
+            part, spec = match[2], stages[stage]
             is_asked = any(key == name or key.startswith(f"{name}.") for name in asked)
             is_longer = part in ("steps", "epochs") and (spec.steps is None or spec.steps >= stage_step)
             by_length = spec.optim.schedule == "cosine" or spec.routing is not None  # its dense finish

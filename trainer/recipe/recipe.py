@@ -28,6 +28,7 @@ from trainer.model.routing import RoutingSpec
 from trainer.model.stdit import GIANT_3B_2, XL_2, ModelSpec, STDiT3Config
 from trainer.recipe import skip_windows
 from trainer.recipe.data_spec import DataSpec
+from trainer.recipe.encoding import Encoding
 from trainer.recipe.guard_spec import GuardSpec
 from trainer.run_folder.sample_spec import SampleSpec
 from trainer.run_folder.trackers_spec import TrackersSpec
@@ -241,6 +242,15 @@ class TrainRecipe(Recipe):
         return self
 
     @property
+    def encoding(self) -> Encoding:
+        """The encoders, their dtypes and the model."""
+        return Encoding(video=self.video_encoder, text=self.text_encoder, kept=self.encoded, model=self.model)
+
+    def flow_of(self, stage: int) -> FlowSpec:
+        """Return the flow of stage number `stage`; behind the last stage that of the last."""
+        return self.stages[min(stage, len(self.stages) - 1)].flow
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of the activations."""
         return torch.float32 if self.precision == "float32" else torch.bfloat16
@@ -281,6 +291,7 @@ def to_json(recipe: Recipe) -> dict[str, Any]:
     return plain
 
 
-def digest(recipe: Recipe) -> str:
-    """Return the SHA-256 of the recipe with all its defaults, as hex."""
-    return hashlib.sha256(json.dumps(to_json(recipe), sort_keys=True).encode()).hexdigest()
+def digest(recipe: Recipe | Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the recipe with all its defaults, as hex; a mapping is the recipe's JSON."""
+    plain = to_json(recipe) if isinstance(recipe, Recipe) else recipe
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

@@ -173,7 +173,6 @@ def chart(
     *,
     title: str,
     x_name: str = "step",
-    y_name: str = "",
     marks: Sequence[Mark] = (),
     x_span: tuple[float, float] | None = None,
     width: int = WIDTH,
@@ -206,8 +205,6 @@ def chart(
         )
     parts.append(svg.x_axis(bottom, _LEFT, right))
     parts.append(f'<text x="{right}" y="{height - 6}" text-anchor="end">{html.escape(x_name)}</text>')
-    if y_name:
-        parts.append(f'<text x="4" y="{height - 6}">{html.escape(y_name)}</text>')
     parts.extend(_mark(mark, across(mark.x), bottom) for mark in marks if first <= mark.x <= last)
     for curve in curves:
         parts.append(_drawn(curve, across, down))

@@ -18,7 +18,7 @@ from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
 from trainer.model.encoders.registry import VideoSpec
 from trainer.model.stdit import STDiT3Config
-from trainer.recipe import data_spec
+from trainer.recipe import changes, data_spec
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.training import resume
@@ -230,7 +230,8 @@ def preview_resume(
         if is_itself:
             resume.check_same_origin(path, saved, recipe.output, origin)
         resume.check_model(saved["recipe"]["model"], recipe.model, path)
-        resume.check_recipe(path, saved, recipe, settings, origin.accept)
+        changed = changes.changes(saved["recipe"], recipe)
+        resume.check_changes(path, saved, changed, recipe.stages, settings, origin.accept)
         if number < len(stages):
             verdict = verdict_of(stages[number], position, path.parent)
             report["changes"] = [

@@ -16,7 +16,7 @@ from trainer.distributed.mesh import ALONE, World
 from trainer.model.stdit import ModelSpec, STDiT3Config
 from trainer.recipe import changes, skip_windows
 from trainer.recipe import recipe as recipes
-from trainer.recipe.recipe import TrainRecipe
+from trainer.recipe.recipe import Stage, TrainRecipe
 from trainer.run_folder.checkpoint import checkpoint, checksum, part_metadata, parts, retention
 from trainer.training.guard import history
 from trainer.training.optim import adamw
@@ -164,21 +164,18 @@ def checksums(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, str]:
     return {part: checksum.checksum(values) for part, values in tensors.items()}
 
 
-def check_recipe(
+def check_changes(
     path: Path,
     saved: dict[str, Any],
-    recipe: TrainRecipe,
-    settings: Sequence[str] = (),
-    accept: Sequence[str] = (),
-) -> dict[str, tuple[Any, Any]]:
-    """Return the recipe's differences from the recipe in the checkpoint at `path`.
-
-    Raises RecipeError for a difference that a resumed run does not accept.
-    """
-    changed = changes.changes(saved["recipe"], recipe)
+    changed: dict[str, tuple[Any, Any]],
+    stages: Sequence[Stage],
+    settings: Sequence[str],
+    accept: Sequence[str],
+) -> None:
+    """Raise RecipeError for a change since the checkpoint at `path` that a resumed run does not accept."""
     refused = changes.refused_changes(
         changed,
-        recipe,
+        stages,
         saved["stage_number"],
         saved["stage_step"],
         settings,
@@ -200,32 +197,6 @@ def check_recipe(
             f"{key} was {before!r} when {path} was saved and is {after!r} now{more}. "
             f"Restore the value{mean_it}. {_alternatives(path)}"
         )
-    return changed
-
-
-def resume_from(
-    path: Path,
-    state: TrainState,
-    recipe: TrainRecipe,
-    settings: Sequence[str],
-    kind: str,
-    world: World = ALONE,
-    accept: Sequence[str] = (),
-    is_verified: bool = False,
-) -> StartReport:
-    """Load everything from the checkpoint at `path`, its position included.
-
-    Raises RecipeError for a changed recipe that this run does not accept, StateError for another model,
-    CheckpointError.
-    """
-    saved = _fill(path, state, recipe.model, world, is_verified)
-    _check_position(saved, path)
-    changed = check_recipe(path, saved, recipe, settings, accept)
-    _restore_counts(state, saved)
-    _restore_position(state, saved)
-    state.origin = saved["origin"] if kind == "resume" else state.origin
-    proof = _proof(state, saved, path)
-    return StartReport(kind=kind, path=path, changed=changed, proof=proof, recipe=saved["recipe"])
 
 
 def restore(path: Path, state: TrainState, model: STDiT3Config, world: World = ALONE) -> dict[str, Any]:
@@ -275,15 +246,25 @@ def start(
     `verified`: a checkpoint whose hashes need not be computed again. Raises InputError, RecipeError,
     StateError, CheckpointError.
     """
+
+    def resume_from(path: Path, kind: str) -> StartReport:
+        saved = _fill(path, state, recipe.model, world, path == verified)
+        _check_position(saved, path)
+        changed = changes.changes(saved["recipe"], recipe)
+        check_changes(path, saved, changed, recipe.stages, settings, origin.accept)
+        _restore_counts(state, saved)
+        _restore_position(state, saved)
+        state.origin = saved["origin"] if kind == "resume" else state.origin
+        proof = _proof(state, saved, path)
+        return StartReport(kind=kind, path=path, changed=changed, proof=proof, recipe=saved["recipe"])
+
     check_origin(origin)
     newest = mesh.run_on_first_rank(lambda: checkpoint.latest(recipe.output), world)
     state.origin = origin.word
     if newest is not None:
         saved = checkpoint.read_state(newest)
         check_same_origin(newest, saved, recipe.output, origin)
-        return resume_from(
-            newest, state, recipe, settings, "resume", world, origin.accept, newest == verified
-        )
+        return resume_from(newest, "resume")
     if origin.ckpt_path:
         return _load_weights(origin.ckpt_path, state, recipe.model)
     if origin.load and origin.start_from_scratch:
@@ -293,7 +274,7 @@ def start(
         return StartReport(kind="load_from_scratch", path=path, proof=_proof(state, saved, path))
     if origin.load:
         path = checkpoint.find(origin.load)
-        return resume_from(path, state, recipe, settings, "load", world, origin.accept)
+        return resume_from(path, "load")
     return StartReport(kind="start")
 
 
@@ -315,7 +296,7 @@ def _same(path: Path, newest: Path) -> bool:
 def state_json(
     state: TrainState,
     tensors: Mapping[str, Mapping[str, Tensor]],
-    recipe: TrainRecipe,
+    recipe: dict[str, Any],
     stage_name: str,
     loader: dict[str, Any],
     world_size: int,
@@ -323,15 +304,15 @@ def state_json(
 ) -> dict[str, Any]:
     """Return a checkpoint's state.json; all ranks call it together.
 
-    `tensors` are the state's, passed in because collecting them takes 0.1 s when sharded. `skip`: skipped
-    data steps.
+    `tensors` are the state's, passed in because collecting them takes 0.1 s when sharded. `recipe`: as JSON
+    values. `skip`: skipped data steps.
     """
     return {
         "step": state.step,
         "stage": stage_name,
         "stage_number": state.stage,
         "stage_step": state.stage_step,
-        "seed": recipe.seed,
+        "seed": recipe["seed"],
         "lr": state.lr,
         "optimizer_updates": adamw.update_count(state.optimizer),
         "ema_updates": state.ema_updates,
@@ -343,7 +324,7 @@ def state_json(
         "origin": state.origin,
         "optimizer": state.masters.optimizer_name,
         "checksums": checksums(tensors),
-        "recipe": recipes.to_json(recipe),
+        "recipe": recipe,
         "recipe_digest": recipes.digest(recipe),
         "world_size": world_size,
     }

@@ -6,6 +6,7 @@ from typing import Any
 from trainer.data.stages import StageData
 from trainer.distributed import mesh
 from trainer.generation import sample_clips
+from trainer.recipe import recipe as recipes
 from trainer.run_folder import jsonl
 from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.training import data_position, resume, validation
@@ -25,7 +26,7 @@ def save_checkpoint(state: TrainState, context: StepContext, stage: StageData, s
         return resume.state_json(
             state,
             tensors,
-            context.recipe,
+            recipes.to_json(context.recipe),
             stage_name=spec.name,
             loader=data_position.as_saved(stage, state.stage_step, state.clips_hash, state.delivered_hash),
             world_size=context.world.size,
@@ -62,9 +63,11 @@ def sample_if_due(state: TrainState, context: StepContext, last_step: int) -> No
 
     def write() -> None:
         start = time.perf_counter()
-        model = sample_clips.sampling_model(context.recipe.model)
-        pipeline = sample_clips.pipeline_of(context.recipe, state.stage, model, weights)
-        paths = sample_clips.sample_round(run, state.step, pipeline, spec, context.recipe.name)
+        recipe = context.recipe
+        model = sample_clips.sampling_model(recipe.model)
+        flow = recipe.flow_of(state.stage)
+        pipeline = sample_clips.pipeline_of(recipe.encoding, flow, recipe.dtype, model, weights)
+        paths = sample_clips.sample_round(run, state.step, pipeline, spec, recipe.name)
         seconds = round(time.perf_counter() - start, 3)
         jsonl.record_event(run, "sample", state.step, clips=len(paths), seconds=seconds)
         text = f"step {state.step}: sampled {len(paths)} clips in {seconds:.1f} s"

@@ -31,7 +31,12 @@ def clips(run: Path, prompts: tuple[str, ...] = PROMPTS, seed: int = 0, **option
     model, recipe, _ = sample_clips.load_model(run)
     assert recipe.sample is not None
     spec = recipe.sample.model_copy(update=options)
-    return sample_clips.sample_clips(sample_clips.pipeline_of(recipe, 0, model), spec, prompts, seed=seed)
+    return sample_clips.sample_clips(
+        sample_clips.pipeline_of(recipe.encoding, recipe.flow_of(0), recipe.dtype, model),
+        spec,
+        prompts,
+        seed=seed,
+    )
 
 
 def test_a_run_samples_when_it_is_time(run: Path) -> None:
@@ -85,8 +90,10 @@ def test_weights_beside_the_model_give_what_the_model_with_them_gives(run: Path)
     average, recipe, _ = sample_clips.load_model(run)
     raw, _, _ = sample_clips.load_model(run, raw=True)
     assert recipe.sample is not None
-    replaced = sample_clips.pipeline_of(recipe, 0, raw, average.state_dict())
-    own = sample_clips.pipeline_of(recipe, 0, average)
+    replaced = sample_clips.pipeline_of(
+        recipe.encoding, recipe.flow_of(0), recipe.dtype, raw, average.state_dict()
+    )
+    own = sample_clips.pipeline_of(recipe.encoding, recipe.flow_of(0), recipe.dtype, average)
 
     beside = sample_clips.sample_clips(replaced, recipe.sample, PROMPTS, seed=0)
 
@@ -101,7 +108,7 @@ def test_guidance_of_one_is_the_caption_alone_and_prompts_matter(run: Path) -> N
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     assert recipe.sample is not None
-    pipeline = sample_clips.pipeline_of(recipe, 0, model)
+    pipeline = sample_clips.pipeline_of(recipe.encoding, recipe.flow_of(0), recipe.dtype, model)
     made = [sample_clips.sample_clips(pipeline, recipe.sample, [prompt], seed=0) for prompt in PROMPTS]
     assert not np.array_equal(*made)
 

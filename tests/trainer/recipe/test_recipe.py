@@ -123,7 +123,7 @@ def test_what_a_resumed_run_may_change(setting: str, is_allowed: bool) -> None:
     changed = changes(saved, now)
 
     assert changed
-    assert (refused_changes(changed, now, stage=0, stage_step=7, settings=()) == []) == is_allowed
+    assert (refused_changes(changed, now.stages, stage=0, stage_step=7, settings=()) == []) == is_allowed
 
 
 def test_a_setting_that_a_checkpoint_is_too_old_to_know_had_its_default() -> None:
@@ -144,7 +144,7 @@ def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> 
     def refused(skip: str, settings: list[str]) -> list[str]:
         now = with_settings(f"stages.0.skip={skip}")
         changed = changes(saved, now)
-        return refused_changes(changed, now, 0, 7, settings, data_step=9)
+        return refused_changes(changed, now.stages, 0, 7, settings, data_step=9)
 
     assert refused("[[3, 4], [10, 12]]", asked) == []
     assert refused("[[3, 4], [10, 12]]", []) == ["stages.0.skip"]
@@ -156,7 +156,7 @@ def test_windows_to_skip_are_taken_where_set_names_them_and_they_lie_ahead() -> 
     older = recipes.to_json(with_settings())
     del older["stages"][0]["skip"]
     now = with_settings()
-    assert refused_changes(changes(older, now), now, 0, 7, []) == []
+    assert refused_changes(changes(older, now), now.stages, 0, 7, []) == []
 
 
 @pytest.mark.parametrize("setting", ["crop=random", "flip=0.5"])
@@ -165,8 +165,8 @@ def test_how_a_clip_is_shown_is_taken_where_set_names_it(setting: str) -> None:
     now = with_settings(key)
     changed = changes(saved, now)
 
-    assert refused_changes(changed, now, 0, 7, [key]) == []
-    assert refused_changes(changed, now, 0, 7, ["seed=1"]) == [key.partition("=")[0]]
+    assert refused_changes(changed, now.stages, 0, 7, [key]) == []
+    assert refused_changes(changed, now.stages, 0, 7, ["seed=1"]) == [key.partition("=")[0]]
 
 
 def test_a_rate_named_by_set_is_taken_for_this_stage_and_later_stages_are_free() -> None:
@@ -174,13 +174,13 @@ def test_a_rate_named_by_set_is_taken_for_this_stage_and_later_stages_are_free()
     saved, now = recipes.to_json(with_settings()), with_settings(setting)
     changed = changes(saved, now)
 
-    assert refused_changes(changed, now, 0, 7, [setting]) == []
-    assert refused_changes(changed, now, 0, 7, ["stages.0.optim={}"]) == []
-    assert refused_changes(changed, now, 0, 7, ["seed=1"]) == ["stages.0.optim.lr"]
+    assert refused_changes(changed, now.stages, 0, 7, [setting]) == []
+    assert refused_changes(changed, now.stages, 0, 7, ["stages.0.optim={}"]) == []
+    assert refused_changes(changed, now.stages, 0, 7, ["seed=1"]) == ["stages.0.optim.lr"]
     two = now.model_copy(update={"stages": (now.stages[0], now.stages[0].model_copy(update={"name": "b"}))})
-    assert set(refused_changes(changes(saved, two), two, 0, 7, [])) == {"stages.0.optim.lr"}
+    assert set(refused_changes(changes(saved, two), two.stages, 0, 7, [])) == {"stages.0.optim.lr"}
     # A stage that is over does not change any more, whatever is asked.
-    assert refused_changes(changed, two, 1, 0, [setting]) == ["stages.0.optim.lr"]
+    assert refused_changes(changed, two.stages, 1, 0, [setting]) == ["stages.0.optim.lr"]
 
 
 def test_every_setting_is_documented() -> None:

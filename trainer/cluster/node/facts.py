@@ -85,9 +85,9 @@ def port_rates(
     return rates
 
 
-def cpu_ticks(stat: Path = Path("/proc/stat")) -> tuple[int, int]:
+def cpu_ticks() -> tuple[int, int]:
     """Return the ticks that all cores have worked, and all their ticks, since boot (proc(5))."""
-    fields = [int(word) for word in stat.read_text().splitlines()[0].split()[1:9]]
+    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     idle = fields[3] + fields[4]
     return sum(fields) - idle, sum(fields)
 

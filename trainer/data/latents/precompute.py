@@ -21,7 +21,6 @@ from trainer.data.latents import build, decode_clips
 from trainer.data.latents import request as latents_request
 from trainer.data.latents.folder import Shape, numbers, open_folder, shape_name, shape_of
 from trainer.data.latents.plan import Identity, PlannedShard, Wanted, plan_shards
-from trainer.data.latents.request import Encoding
 from trainer.data.latents.samples import View, latent_sample, text_sample
 from trainer.data.latents.write import BUILD, Sample, write_shard
 from trainer.data.model_inputs import Encoders, weights_digest
@@ -29,6 +28,7 @@ from trainer.model.encoders.caption_projection import load_projection
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.encoders.t5 import T5
 from trainer.model.encoders.vae import VideoVae
+from trainer.recipe.encoding import Encoding
 from trainer.recipe.recipe import TrainRecipe
 from vidcurate.errors import InputError, MediaError, RecipeError
 from vidcurate.loader import clip_view
@@ -121,7 +121,7 @@ def request_of(recipe: TrainRecipe, names: Sequence[str] = ()) -> Request:
             count = max(spec.views or 1, before.num_views if before else 1)
             bucket = before.bucket if before else cell.bucket
             wanted[shape] = Wanted(bucket=bucket, rows=rows, num_views=count)
-    encoding = latents_request.encoding_of(recipe)
+    encoding = recipe.encoding
     identity = latents_request.identity(encoding, index, specs[0].caption_names)
     return Request(
         encoding=encoding,

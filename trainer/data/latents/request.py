@@ -14,12 +14,11 @@ import numpy as np
 
 from trainer.data.latents.folder import LatentFolder, Rows, Shape, numbers, open_folder, shape_of
 from trainer.data.latents.plan import Identity, difference, identity_of
-from trainer.model.encoders.precision import DTYPES, EncodedSpec
-from trainer.model.encoders.registry import TextSpec, VideoSpec, text_encoder, video_encoder
-from trainer.model.stdit import STDiT3Config
+from trainer.model.encoders.precision import DTYPES
+from trainer.model.encoders.registry import VideoSpec, text_encoder, video_encoder
 from trainer.recipe import recipe as recipes
 from trainer.recipe.data_spec import DataSpec
-from trainer.recipe.recipe import TrainRecipe
+from trainer.recipe.encoding import Encoding
 from vidcurate.errors import InputError, RecipeError, ShardError
 from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.plan import Plan
@@ -28,23 +27,6 @@ from vidcurate.shards.index_file import INDEX_NAME
 
 NAMED_CLIPS = 3
 FREE_SETTINGS = ("posterior",)  # encoder settings that a folder may exceed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoding:
-    """Settings of a recipe that decide the bytes of its latents and text features."""
-
-    video: VideoSpec
-    text: TextSpec
-    kept: EncodedSpec
-    model: STDiT3Config  # whose caption projection may be applied before training
-
-
-def encoding_of(recipe: TrainRecipe) -> Encoding:
-    """Return the recipe's settings of latents and text features."""
-    return Encoding(
-        video=recipe.video_encoder, text=recipe.text_encoder, kept=recipe.encoded, model=recipe.model
-    )
 
 
 def samples_posterior(spec: VideoSpec) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.data import stages as data_stages
 from trainer.distributed import mesh
 from trainer.distributed.mesh import World
 from trainer.generation import sample_clips
@@ -22,6 +23,7 @@ from trainer.generation.server.presets import Changes, Wanted, wanted
 from trainer.generation.server.sample_trackers import Shown, metrics_file
 from trainer.generation.server.weights import Model, Taken, part_of, take
 from trainer.recipe import recipe as recipes
+from trainer.recipe.recipe import ValidationSpec
 from trainer.report import gallery
 from trainer.run_folder import jsonl, metrics, sample_rounds
 from trainer.run_folder import layout as run_folder_layout
@@ -219,7 +221,11 @@ class Server:
         run = job.run
 
         def plan_rounds() -> None:
-            self.standing.validation_rounds[run] = server_validation.plan_rounds(taken.recipe)
+            """Raise VidcurateError if the clips cannot be read or there is no clip to validate on."""
+            spec = taken.recipe.validation or ValidationSpec()
+            stages = data_stages.open_stages(taken.recipe)
+            found = validation.plan_rounds(spec, stages, taken.recipe.seed)
+            self.standing.validation_rounds[run] = found
 
         try:
             if run not in self.standing.validation_rounds:

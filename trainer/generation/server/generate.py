@@ -16,10 +16,11 @@ from trainer.generation.server.follow import Server
 from trainer.generation.server.request import FIELDS, Answer, Limits, Refused, check_pixels, check_tokens
 from trainer.generation.server.weights import Taken, part_of, take
 from trainer.model.encoders.registry import video_encoder
-from trainer.recipe.recipe import TrainRecipe
+from trainer.recipe.encoding import Encoding
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint
 from trainer.run_folder.sample_rounds import Entry
+from trainer.run_folder.sample_spec import SampleSpec
 from vidcurate.errors import CheckpointError, InputError
 
 _STEP = re.compile(r"^step-\d{8,}$")
@@ -67,25 +68,27 @@ class Generator:
             raise Refused(503, str(error)) from error
         return self._taken
 
-    def _spec(self, recipe: TrainRecipe, asked: dict[str, Any]) -> Any:
+    def _spec(
+        self, sample: SampleSpec | None, encoding: Encoding, name: str, asked: dict[str, Any]
+    ) -> SampleSpec:
         service = self.server.service
         changes = replace(service.changes, prompts=(asked["prompt"],))
         given = {name: value for name, value in asked.items() if name in FIELDS and name != "seed"}
         try:
             preset = service.presets[0]
-            if recipe.sample is None and preset == presets.OWN:
+            if sample is None and preset == presets.OWN:
                 raise InputError("the recipe has no sample section, so no size; start with a --preset.")
-            own = presets.wanted(
-                recipe.sample, recipe.video_encoder, preset, changes, raw=service.raw, name=recipe.name
-            )
+            own = presets.wanted(sample, encoding.video, preset, changes, raw=service.raw, name=name)
             spec = own.spec.model_copy(update=given)
-            presets.check_size(recipe.video_encoder, *(getattr(spec, name) for name in SIZES))
+            presets.check_size(encoding.video, *(getattr(spec, name) for name in SIZES))
         except InputError as error:
             raise Refused(400, str(error)) from error
         check_pixels(spec.num_frames, spec.height, spec.width, self.limits)
-        _, *shape = video_encoder(recipe.video_encoder).latent_shape(spec.num_frames, spec.height, spec.width)
+        _, *shape = video_encoder(encoding.video).latent_shape(spec.num_frames, spec.height, spec.width)
         check_tokens(
-            math.prod(-(-size // patch) for size, patch in zip(shape, recipe.model.patch_size, strict=True)),
+            math.prod(
+                -(-size // patch) for size, patch in zip(shape, encoding.model.patch_size, strict=True)
+            ),
             self.limits,
         )
         return spec
@@ -98,7 +101,8 @@ class Generator:
         run = self._run(asked.get("run"))
         path = self._path(run, asked.get("checkpoint"))
         try:
-            self._spec(sample_clips.recipe_of(checkpoint.read_state(path), path), asked)
+            recipe = sample_clips.recipe_of(checkpoint.read_state(path), path)
+            self._spec(recipe.sample, recipe.encoding, recipe.name, asked)
         except CheckpointError as error:
             raise Refused(503, str(error)) from error
         return {**asked, "checkpoint": path.name}
@@ -107,7 +111,8 @@ class Generator:
         """Return the mp4 of a request. Raises Refused, and what `check` raises."""
         run = self._run(asked.get("run"))
         taken = self._take(self._path(run, asked.get("checkpoint")))
-        spec = self._spec(taken.recipe, asked)
+        recipe = taken.recipe
+        spec = self._spec(recipe.sample, recipe.encoding, recipe.name, asked)
         seed = asked.get("seed", 0)
         check()
         frames = self.server.model.clip(

@@ -12,14 +12,12 @@ from typing import Any
 import torch
 
 from trainer.data import model_inputs
-from trainer.data import stages as data_stages
 from trainer.distributed import mesh, parallelize
 from trainer.distributed.mesh import World
 from trainer.distributed.spec import ParallelSpec
 from trainer.generation.server.weights import Model, Taken
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.stdit import STDiT3
-from trainer.recipe.recipe import TrainRecipe, ValidationSpec
 from trainer.report.gallery import SERVE
 from trainer.run_folder import jsonl, metrics
 from trainer.training import validation
@@ -29,16 +27,6 @@ from trainer.training.validation import Round
 
 def metrics_file(run: Path) -> Path:
     return run / SERVE / metrics.VALIDATION
-
-
-def plan_rounds(recipe: TrainRecipe) -> tuple[Round, ...]:
-    """Return each stage's round of validation, by the recipe's section or the default.
-
-    Raises VidcurateError if the clips cannot be read or if there is no clip to validate on.
-    """
-    spec = recipe.validation or ValidationSpec()
-    recipe = recipe.model_copy(update={"validation": spec})
-    return validation.plan_rounds(spec, data_stages.open_stages(recipe), recipe.seed)
 
 
 def is_there(run: Path, step: int, *, raw: bool, digest: str) -> bool:

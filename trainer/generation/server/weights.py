@@ -206,7 +206,9 @@ class Model:
         )
         with self.lock if between is not None else self.first(), inside:
             model = self.of(taken)
-            pipeline = sample_clips.pipeline_of(taken.recipe, taken.stage, model)
+            pipeline = sample_clips.pipeline_of(
+                taken.recipe.encoding, taken.recipe.flow_of(taken.stage), taken.recipe.dtype, model
+            )
             try:
                 return sample_clips.sample_clip(pipeline, spec, entry, step)
             except torch.OutOfMemoryError as error:

@@ -13,13 +13,13 @@ import torch
 from trainer.data import data_checks, open_stage
 from trainer.data import stages as data_stages
 from trainer.data.latents import request as latents_request
-from trainer.data.latents.request import Encoding
 from trainer.distributed import memory
 from trainer.distributed.memory import Form
 from trainer.distributed.spec import ParallelSpec
 from trainer.distributed.step_time import Work
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.stdit import STDiT3, STDiT3Config
+from trainer.recipe.encoding import Encoding
 from trainer.recipe.recipe import TrainRecipe
 from trainer.training import data_position, resume, validation
 from trainer.training.optim import adamw, schedule
@@ -55,13 +55,13 @@ def memory_of(
     round of samples have loaded the encoders, they stay in memory.
     """
     needs, are_there = [], False
-    form, encoding = memory.form_of(recipe.blocks, recipe.precision), latents_request.encoding_of(recipe)
+    form, encoding = memory.form_of(recipe.blocks, recipe.precision), recipe.encoding
     for stage in stages:
         end = stage.first_step + stage.num_steps
         are_there |= stage.folder is None or (recipe.sample is not None and recipe.sample.every < end)
         encoders = {
-            "video_encoder_bytes": video_encoder(recipe.video_encoder).predicted_bytes() if are_there else 0,
-            "text_encoder_bytes": text_encoder(recipe.text_encoder).predicted_bytes() if are_there else 0,
+            "video_encoder_bytes": video_encoder(encoding.video).predicted_bytes() if are_there else 0,
+            "text_encoder_bytes": text_encoder(encoding.text).predicted_bytes() if are_there else 0,
         }
         averages = len(recipe.power_ema or ())
         found = _model_memory(stage.plan, recipe.parallel, form, encoding, state, averages)
@@ -219,7 +219,7 @@ def dry_run(
     stages, continuing = data_position.preview_resume(stages, recipe, origin or Origin(), settings)
     trained, frozen = parameters(recipe.model)
     needs = memory_of(stages, recipe, (trained, frozen))
-    encoding = latents_request.encoding_of(recipe)
+    encoding = recipe.encoding
     return {
         "name": recipe.name,
         "output": str(recipe.output),

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,18 @@ def at_start(recipe: TrainRecipe, stages: tuple[StageData, ...], world: World) -
 
 
 def _of_data(
-    recipe: TrainRecipe, world: World, bounded: Bounded
+    read: Callable[[], tuple[StageData, ...]], first_loader: Callable[..., Any], bounded: Bounded
 ) -> tuple[tuple[StageData, ...], list[Check], list[VidcurateError]]:
-    """Return the stages as this rank sees them, their checks, and the errors of reading them."""
+    """Return the stages that `read` opens on this rank, their checks, and the errors of reading them.
+
+    `first_loader` opens a stage's loader as the training would.
+    """
     stages: list[StageData] = []
     failures: list[VidcurateError] = []
 
     def dataset() -> list[Check]:
         try:
-            stages.extend(data_stages.open_stages(recipe))
+            stages.extend(read())
         except VidcurateError as error:
             failures.append(error)
             raise
@@ -108,15 +112,8 @@ def _of_data(
     def first_step() -> list[Check]:
         """Read this rank's clips of the first step, as the training would."""
         events: list[dict[str, Any]] = []
-        with open_stage.open_loader(
-            stages[0],
-            recipe.loader,
-            recipe.video_encoder,
-            rank=world.rank,
-            world_size=world.size,
-            on_event=events.append,
-        ) as loader:
-            batches = loader.step(0)
+        with first_loader(stages[0], on_event=events.append) as opened:
+            batches = opened.step(0)
         value = f"{len(batches)} micro-batches read"
         replaced = [event["clip_id"] for event in events if event["event"] == "clip_substituted"]
         if replaced:
@@ -147,7 +144,15 @@ def run_preflight(recipe: TrainRecipe, origin: Origin, settings: Sequence[str]) 
     world = mesh.init_process_groups()
     bounded = Bounded(DATA_SECONDS)
     try:
-        stages, checks, failures = _of_data(recipe, world, bounded)
+        first_loader = partial(
+            open_stage.open_loader,
+            loader_spec=recipe.loader,
+            encoder_spec=recipe.video_encoder,
+            rank=world.rank,
+            world_size=world.size,
+        )
+        read = partial(data_stages.open_stages, recipe)
+        stages, checks, failures = _of_data(read, first_loader, bounded)
         if all(mesh.all_gather(bool(failures), world)):
             raise failures[0]  # the request is wrong, not a node
         same = _same(recipes.digest(recipe), stages) if stages else {}

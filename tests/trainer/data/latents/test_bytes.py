@@ -232,7 +232,7 @@ def test_the_forecast_is_what_is_written(
         for line in folder.manifest["shapes"]
     }
     (stage,) = data_stages.open_stages(recipe)
-    expected = latents_request.forecast(latents_request.encoding_of(recipe), stage.plan, stage.stage.data)
+    expected = latents_request.forecast(recipe.encoding, stage.plan, stage.stage.data)
     there = latents_request.bytes_on_disk(folder, stage.plan, stage.stage.data)
     assert report["latent_bytes"] == expected["latents"] == there["latents"]
     assert 0 < there["texts"] < report["text_bytes_at_most"] == expected["texts_at_most"]

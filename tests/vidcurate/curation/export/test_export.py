@@ -7,23 +7,21 @@ import signal
 import subprocess
 import sys
 import time
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from tests import shard_runs
 from tests.vidcurate.curation.export import clip_runs, readers
+from tests.vidcurate.curation.export.exported import WAN, exported, of, written
 from vidcurate.cli import main as cli
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.export import record, stage
 from vidcurate.curation.export.clips import ExportSpec, plan
 from vidcurate.curation.fit.fit_clip import fit_clip
 from vidcurate.curation.fit.models import MODELS
-from vidcurate.errors import InputError, StageError, StorageError
+from vidcurate.errors import InputError, StageError
 from vidcurate.storage import lock
 
-WAN = ExportSpec(model="wan2.1")
 CODE = """
 import sys
 from pathlib import Path
@@ -50,21 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(folder: Path) -> dict[str, str]:
     stage.run_export(folder / "run", folder / "out", TRAINERS, WAN, videos=folder / "videos")
     return of(folder / "out")
-
-
-def of(out: Path) -> dict[str, str]:
-    """Return the digests of all files, without what depends on the folder's own path."""
-    ends = (".sh", ".toml", ".jsonl", "simpletuner.json")
-    return {name: digest for name, digest in shard_runs.contents(out).items() if not name.endswith(ends)}
-
-
-def exported(folder: Path, out: str, spec: ExportSpec, names: list[str]) -> stage.ExportSummary:
-    return stage.run_export(folder / "run", folder / out, names, spec, videos=folder / "videos")
-
-
-def written(out: Path) -> dict[str, dict[str, object]]:
-    found = json.loads((out / record.RECORD).read_text(encoding="utf-8"))
-    return {clip["clip_id"]: clip for clip in found["clips"]}
 
 
 def test_what_is_written_is_what_fit_says_clip_by_clip(folder: Path, whole: dict[str, str]) -> None:
@@ -162,32 +145,6 @@ def test_the_bytes_do_not_depend_on_the_workers(folder: Path, whole: dict[str, s
     assert of(out) == whole
 
 
-def test_a_damaged_clip_is_listed_and_the_others_are_written(tmp_path: Path) -> None:
-    clip_runs.make_run(tmp_path, lambda name: name in ("exact.mp4", "faster.mp4", "slower.mkv"))
-    data = (tmp_path / "videos/slower.mkv").read_bytes()
-    (tmp_path / "videos/slower.mkv").write_bytes(data[: len(data) // 2])
-    (tmp_path / "videos/faster.mp4").unlink()
-    summary = exported(tmp_path, "out", WAN, ["hf"])
-
-    assert summary.clips == 1
-    assert sum(summary.failed.values()) == 2
-    found = json.loads((tmp_path / "out" / record.RECORD).read_text())
-    assert [(one["clip_id"], one["kind"]) for one in found["failed"][:1]] == [("faster", "missing")]
-    assert [path.name for path in (tmp_path / "out/train").glob("*.txt")] == ["exact.txt"]
-
-
-def test_a_table_that_promises_too_much_is_found_after_writing(tmp_path: Path) -> None:
-    clip_runs.make_run(tmp_path, lambda name: name in ("exact.mp4", "faster.mp4"))
-    rows = table.scan(tmp_path / "run", "split").collect().to_dicts()
-    rows[1] |= {"num_frames": 90, "duration_seconds": 3.0}
-    shard_runs.write_table(tmp_path / "run", rows)
-    exported(tmp_path, "out", WAN, ["hf"])
-
-    (problem,) = json.loads((tmp_path / "out" / record.RECORD).read_text())["failed"]
-    assert problem["kind"] == "wrong_export"
-    assert "frames of 96x64 at 16 frames/s were written, 45 frames" in problem["problem"]
-
-
 def test_what_cannot_be_exported_is_one_line(folder: Path, whole: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "x").touch()
@@ -211,19 +168,6 @@ def test_what_cannot_be_exported_is_one_line(folder: Path, whole: dict[str, str]
         stage.run_export(folder / "run", tmp_path / "new", ["hf"], WAN, videos=tmp_path / "none")
     assert not (folder / "new").exists()
     assert of(folder / "out") == whole
-
-
-def test_a_changed_caption_or_clip_is_another_export(tmp_path: Path) -> None:
-    clip_runs.make_run(tmp_path, lambda name: name in ("exact.mp4", "dots.mp4"))
-    exported(tmp_path, "out", WAN, ["hf"])
-    (tmp_path / "out/train/exact.mp4").unlink()
-    with pytest.raises(StorageError, match=r"exact.mp4: missing or changed since the export"):
-        exported(tmp_path, "out", WAN, ["musubi"])
-    rows = table.scan(tmp_path / "run", "split").collect().to_dicts()
-    rows[0]["caption"] = "another"
-    shard_runs.write_table(tmp_path / "run", rows)
-    with pytest.raises(InputError, match="made from other clips, captions or files"):
-        exported(tmp_path, "out", WAN, ["musubi"])
 
 
 @pytest.mark.parametrize(
@@ -385,103 +329,3 @@ def test_the_command_prints_the_next_command(
     assert "next, with mochi" in text
     assert "preprocess.bash" in text
     assert json.loads(capsys.readouterr().out)["clips_kept"] == 9
-
-
-@pytest.mark.soak
-def test_fit_agrees_with_what_is_written_on_200_clips(tmp_path: Path) -> None:
-    _agrees(tmp_path, 200)
-
-
-def test_fit_agrees_with_what_is_written_on_generated_clips(tmp_path: Path) -> None:
-    _agrees(tmp_path, 12)
-
-
-def _agrees(folder: Path, count: int) -> None:
-    """Write `count` clips of many rates, sizes and lengths; every one comes out as `fit` has said."""
-    from vidcurate.curation.clip_table import schema
-    from vidcurate.media import encode
-
-    rates = [8.0, 12.0, 15.0, 16.0, 24000 / 1001, 24.0, 25.0, 30000 / 1001, 30.0, 48.0, 60000 / 1001]
-    rows = []
-    (folder / "videos").mkdir()
-    for number in range(count):
-        fps, frames = rates[number % len(rates)], 5 + 7 * number % 60
-        height, width = 16 + 2 * (number * 5 % 24), 16 + 2 * (number * 11 % 24)
-        name = f"{number}.{('mp4', 'mkv', 'mov')[number % 3]}"
-        encode.write_video(
-            folder / "videos" / name, clip_runs.frames_of(number, frames, height, width), fps=fps
-        )
-        rows.append(
-            {
-                "clip_id": str(number), "sample_key": schema.sample_key(str(number)), "source_id": name,
-                "video_path": name, "caption": f"clip {number}", "width": width, "height": height,
-                "fps": fps, "num_frames": frames, "duration_seconds": frames / fps, "probe_status": "ok",
-                "integrity_level": "full", "is_kept": True, "level": 1, "fold": "train",
-            }
-        )  # fmt: skip
-    shard_runs.write_table(folder / "run", rows)
-    for model in ("wan2.1", "hunyuan1.5", "ltx2"):
-        summary = exported(folder, model, ExportSpec(model=model), ["hf"])
-        taken = {}
-        for row in rows:
-            fit = fit_clip(
-                MODELS[model],
-                **{name: row[name] for name in ("width", "height", "fps", "num_frames", "duration_seconds")},
-            )
-            if fit.reason is None:
-                taken[row["clip_id"]] = (fit.num_frames, fit.width, fit.height, fit.fps)
-        found = {
-            name: (clip["num_frames"], clip["width"], clip["height"], float(Fraction(*clip["rate"])))  # type: ignore[call-overload]
-            for name, clip in written(folder / model).items()
-        }
-        assert found == taken
-        assert summary.failed == {}
-
-
-SOME_REAL = (
-    "bbb_176x144_h263.3gp",
-    "bbb_642x642_vp9.webm",
-    "media3_rot270.mp4",
-    "media3_portrait.mp4",
-    "media3_sample.flv",
-)
-
-
-@pytest.mark.parametrize(
-    ("model", "only"),
-    [
-        pytest.param("wan2.1", SOME_REAL, id="some"),
-        pytest.param("wan2.1", (), id="all at 16 frames/s", marks=pytest.mark.soak),
-        pytest.param("ltx2", (), id="all at their rate", marks=pytest.mark.soak),
-    ],
-)
-def test_real_clips_are_written_as_fit_says(
-    shared: Path, tmp_path: Path, only: tuple[str, ...], model: str
-) -> None:
-    from vidcurate.curation.ingest.spec import IngestSpec
-    from vidcurate.curation.ingest.stage import run_ingest
-    from vidcurate.curation.probe.stage import ProbeSpec, run_probe
-
-    (tmp_path / "videos").mkdir()
-    for path in (shared / "data" / "clips").iterdir():
-        if not only or path.name in only:
-            shutil.copyfile(path, tmp_path / "videos" / path.name)
-    captions = [f"{path.name},a clip" for path in (tmp_path / "videos").iterdir()]
-    (tmp_path / "captions.csv").write_text("\n".join(["video,caption", *sorted(captions)]) + "\n")
-    run_ingest(tmp_path / "run", IngestSpec(metadata=tmp_path / "captions.csv", videos=tmp_path / "videos"))
-    run_probe(tmp_path / "run", ProbeSpec(videos=tmp_path / "videos"))
-    spec = ExportSpec(model=model, frames=9)
-    summary = stage.run_export(
-        tmp_path / "run", tmp_path / "out", ["hf"], spec, videos=tmp_path / "videos", num_workers=2
-    )
-
-    planned = {clip.key: clip.shape for clip in plan(tmp_path / "run", spec, tmp_path / "videos").clips}
-    clips = written(tmp_path / "out").values()
-    for clip in clips:
-        path = tmp_path / "out" / str(clip["fold"]) / f"{clip['key']}.mp4"
-        found, shape = readers.probe(path), planned[str(clip["key"])]
-        assert shape is not None
-        assert (found[0], *found[2:]) == (9, shape.width, shape.height)
-        assert found[1] == pytest.approx(float(shape.fps))
-    assert len(clips) >= (len(only) if only else 45)
-    assert set(summary.failed) <= {"cannot_cut", "corrupt_frame"}  # the clips that are damaged on purpose
