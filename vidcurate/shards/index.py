@@ -181,11 +181,6 @@ class Index:
         """All captions as one pyarrow array."""
         return self.words("caption")
 
-    @property
-    def frame_maps(self) -> Any:
-        """Frame maps of all clips as one pyarrow array of bytes, null for none."""
-        return self.words("frame_map")
-
 
 def _fingerprint(kind: str, num_clips: int, total: Hashes) -> str:
     text = f"{FORMAT} {kind} {num_clips} ".encode() + total.astype("<u8").tobytes()

@@ -96,11 +96,9 @@ def fetch(url: str, target: Path) -> None:
         except (BaseError, OSError) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StorageError(f"{target.parent}: no room for {name} ({error.strerror}).") from error
-            reason = next(
-                (line.strip() for line in str(error).splitlines() if line.strip()), "no reason given"
-            )
             if pause is None:
-                raise MediaError(f"{name}: cannot be fetched ({reason[:200]}).", kind="io_error") from error
+                reason = object_store.first_line(error)
+                raise MediaError(f"{name}: cannot be fetched ({reason}).", kind="io_error") from error
             time.sleep(pause)
         else:
             return

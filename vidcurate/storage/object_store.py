@@ -83,7 +83,7 @@ def new_store(folder: str, seconds: float, retry: Mapping[str, Any]) -> Any:
     try:
         return from_url(folder, client_options=options, retry_config=dict(retry))
     except (BaseError, ValueError) as error:
-        raise InputError(f"{folder}: cannot be opened ({_first_line(error)}).") from error
+        raise InputError(f"{folder}: cannot be opened ({first_line(error)}).") from error
 
 
 @lru_cache(maxsize=64)
@@ -92,7 +92,8 @@ def _store(folder: str, seconds: float) -> Any:
     return new_store(folder, seconds, {"max_retries": 0, "retry_timeout": timedelta(seconds=seconds)})
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error, at most 200 characters; its type for one without text."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)[:200]
 
@@ -120,7 +121,7 @@ def _asked(url: str, ask: Callable[[], T], pause: Pause = sleep) -> T:
         except FileNotFoundError as error:
             raise StorageError(f"{url}: is not there.") from error
         except (reported.PermissionDeniedError, reported.UnauthenticatedError) as error:
-            raise StorageError(f"{url}: the server refuses it to us ({_first_line(error)}).") from error
+            raise StorageError(f"{url}: the server refuses it to us ({first_line(error)}).") from error
         except reported.NotSupportedError as error:
             raise ShardError(f"{url}: the server ignores byte ranges; clips are read by range.") from error
         except reported.PreconditionError as error:
@@ -130,9 +131,9 @@ def _asked(url: str, ask: Callable[[], T], pause: Pause = sleep) -> T:
                 raise ShardError(f"{url}: {_CHANGED} (it has become shorter).") from error
             if seconds is None:
                 tries = len(PAUSES_SECONDS) + 1
-                raise StorageError(f"{url}: failed {tries} times, at last: {_first_line(error)}.") from error
+                raise StorageError(f"{url}: failed {tries} times, at last: {first_line(error)}.") from error
             # Many ranks shall not ask again at one moment.
-            pause(url, _first_line(error), seconds * random.uniform(0.8, 1.2))
+            pause(url, first_line(error), seconds * random.uniform(0.8, 1.2))
     raise AssertionError("unreachable")
 
 

@@ -64,7 +64,7 @@ def test_a_cut_shows_its_interval_and_the_facts_are_those_of_the_bytes(
         assert mode == "trim" or first + count == end
         known = packets.frame_map_of(payload)
         assert known is not None
-        assert opened.frame_maps[row].as_py() == known.to_bytes()
+        assert opened.words("frame_map")[row].as_py() == known.to_bytes()
         assert len(known) == count
         facts = read_clip_facts(opened, row)
         assert facts["num_frames"] == count

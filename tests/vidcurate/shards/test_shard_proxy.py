@@ -94,7 +94,7 @@ def test_a_proxy_shows_its_clip_upright_with_square_pixels_at_a_constant_rate(bu
     with media_container.opened(payload) as (_, stream):
         assert (stream.height, stream.width) == shape
         assert float(stream.sample_aspect_ratio or 1) == 1.0
-    frame_map = parse(opened.frame_maps[row].as_py())
+    frame_map = parse(opened.words("frame_map")[row].as_py())
     assert len(set(np.diff(frame_map.pts).tolist())) == 1
     assert float(frame_map.time_base * int(np.diff(frame_map.pts)[0])) == pytest.approx(1 / 24)
     assert np.diff(frame_map.key_frames, append=count).max() <= 6

@@ -246,7 +246,7 @@ def test_text_that_is_not_what_the_index_says_is_named_though_every_checksum_fit
 
 def test_a_frame_map_that_is_not_that_of_the_video_is_named(videos: Path, tmp_path: Path) -> None:
     shutil.copytree(videos, tmp_path / "shards")
-    maps = index.read_index(tmp_path / "shards").frame_maps.to_pylist()
+    maps = index.read_index(tmp_path / "shards").words("frame_map").to_pylist()
     change_index(tmp_path / "shards", "frame_map", 0, maps[1])
     sign(tmp_path / "shards")
     assert reported(tmp_path / "shards") == []
