@@ -1,4 +1,4 @@
-"""EXPORT.json: the record of a finished export, and whether a folder holds the planned one.
+"""EXPORT.json: record of a finished export, compared with the planned one.
 
 Another trainer only adds its manifests, which are made from the record. A record may have been edited by
 hand or cut, so all that the plan knows has to be as planned, and the facts of the written files plausible.
