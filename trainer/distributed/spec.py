@@ -1,4 +1,4 @@
-"""Recipe section `parallel`: how the ranks share the model's state, and what is recomputed."""
+"""Recipe section `parallel`: how ranks share the model, and what is recomputed."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Encoders and model of a recipe: what decides the bytes of its latents and text features."""
+"""Encoding of a recipe: what decides the bytes of its latents and text features."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The random part of the order: permutations, epochs, seeds of slots and hashes of ids."""
+"""Random part of the order: permutations, epochs, slot seeds, hashes of ids."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""An index that was changed, forged or exchanged is noticed, by fingerprints, digests and bounds."""
+"""A changed, forged or exchanged index is noticed: fingerprints, digests, bounds."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every clip is written as `fit` says: generated clips of many rates and sizes, and real ones."""
+"""Clips are written as `fit` says: generated of many rates and sizes, and real."""
 
 import shutil
 from fractions import Fraction
