@@ -95,13 +95,17 @@ def test_an_xid_in_the_kernels_log_ends_the_run_as_its_policy_says(
     log.write_text("[    1.5] NVRM: Xid (PCI:0000:3b:00): 13, of before the run\n")
     (tmp_path / "smi.xml").write_text(SMI)
     for name, file in (("nvidia-smi", tmp_path / "smi.xml"), ("dmesg", log)):
-        (tools / name).write_text(f"#!/bin/sh\nexec cat {file}\n")
+        (tools / name).write_text(f"#!/bin/sh\necho >>{tmp_path / name}.looks\nexec cat {file}\n")
         (tools / name).chmod(0o755)
     words = command_words(shards, run, *SPEC, "stages.0.steps=4000", "preflight.at_start=false")
     given = program("from trainer.health.watch import spec; spec.HARDWARE_SECONDS = 0.5", words)
     started = forks.start(given, ranks=2, PATH=f"{tools}:{os.environ['PATH']}")
     wait_for_steps(run, 3)
-    time.sleep(4.0)  # the watcher has begun, and looked once
+    looks = tmp_path / "dmesg.looks"
+    until = time.monotonic() + 300
+    while (looks.stat().st_size if looks.exists() else 0) < 2:  # the watcher has looked once to its end
+        assert time.monotonic() < until, started.text()
+        time.sleep(0.05)
 
     with log.open("a") as kernel:
         kernel.write(f"[    2.5] NVRM: Xid (PCI:0000:3b:00): {number}, pid=7, it broke\n")

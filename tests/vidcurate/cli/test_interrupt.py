@@ -146,12 +146,12 @@ def test_ctrl_c_in_a_stage_and_in_its_starting_workers_is_one_line(tmp_path: Pat
         start_new_session=True,
     )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while len(children.read_text().split()) < 2 and time.monotonic() < until:
         time.sleep(0.005)
     os.killpg(process.pid, signal.SIGINT)
 
-    assert process.communicate(timeout=60)[1] == f"{INTERRUPTED}\n"
+    assert process.communicate(timeout=300)[1] == f"{INTERRUPTED}\n"
     assert process.returncode == 130
     assert not (run / "probe.parquet").exists()
     again = subprocess.run([*command, "probe", str(run)], capture_output=True, text=True, check=False)

