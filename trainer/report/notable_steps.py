@@ -1,4 +1,4 @@
-"""Slowest updates and recorded updates with the highest loss, as sections of the run report."""
+"""Run report sections: the slowest updates, and those with the highest loss."""
 # ruff: noqa: E501
 
 import heapq

@@ -1,4 +1,4 @@
-"""Links from a training run's pages into the review app of the curation that made its shards.
+"""Links from a run's pages into the review app of the curation of its shards.
 
 A stage whose shards lie in a curation's folder has such links once the curation has its page of links,
 RUN/review.html, which `vidcurate report` and `vidcurate review` write.
