@@ -52,14 +52,11 @@ def _parts(hashes: Words) -> list[Words]:
     return [packed >> np.uint64(_PART_BITS * number) & mask for number in range(_PARTS)]
 
 
-def _candidates(
-    hashes: Words, speaks: NDArray[np.bool_], max_bits: int, any_orientation: bool
-) -> tuple[Rows, Rows, int]:
+def _candidates(hashes: Words, speaks: NDArray[np.bool_], max_bits: int) -> tuple[Rows, Rows, int]:
     """Return the pairs of rows of one frame (hashes is (N,)) whose distance may be within `max_bits`."""
     rows = np.flatnonzero(speaks)
     plain = hashes[rows] & ~MEAN
-    looks = [without_mirrors(plain), without_mirrors(transposed(plain))] if any_orientation else [plain]
-    entries = np.concatenate(looks)
+    entries = np.concatenate([without_mirrors(plain), without_mirrors(transposed(plain))])
     parts = _parts(entries)
     first: list[Rows] = []
     second: list[Rows] = []
@@ -93,14 +90,13 @@ def measure(
     second: Rows,
     *,
     min_frames: int,
-    any_orientation: bool,
 ) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
     """Return (distance in bits, index of the orientation in NAMES) of pairs of rows of `hashes` (N, F)."""
     a, b = hashes[first], hashes[second]
     both = speaks[first] & speaks[second]
     best = np.full(len(first), float(_SILENT))
     note = np.zeros(len(first), dtype=np.int8)
-    for number, name in enumerate(NAMES if any_orientation else NAMES[:1]):
+    for number, name in enumerate(NAMES):
         distances = np.sort(frame_distances(a, turned(b, name), both), axis=1)[:, min_frames - 1]
         better = distances < best
         best[better] = distances[better]
@@ -114,7 +110,6 @@ def find_perceptual_pairs(
     max_bits: int,
     min_frames: int,
     min_set_bits: int,
-    any_orientation: bool = True,
     progress: Progress = no_progress,
 ) -> PerceptualPairs:
     """Return the duplicate pairs of rows of `hashes` (uint64 (N, F), 0 for no frame)."""
@@ -126,7 +121,7 @@ def find_perceptual_pairs(
     seconds: list[Rows] = []
     skipped = 0
     for frame in range(frames):
-        a, b, beyond = _candidates(hashes[:, frame], speaks[:, frame], max_bits, any_orientation)
+        a, b, beyond = _candidates(hashes[:, frame], speaks[:, frame], max_bits)
         firsts.append(a)
         seconds.append(b)
         skipped += beyond
@@ -135,7 +130,7 @@ def find_perceptual_pairs(
     first, second = unique_pairs(np.concatenate(firsts), np.concatenate(seconds), count)
     for start in range(0, len(first), _PAIRS_AT_ONCE):
         a, b = first[start : start + _PAIRS_AT_ONCE], second[start : start + _PAIRS_AT_ONCE]
-        distance, note = measure(hashes, speaks, a, b, min_frames=min_frames, any_orientation=any_orientation)
+        distance, note = measure(hashes, speaks, a, b, min_frames=min_frames)
         found.append(pairs_of(a, b, distance, note).where(distance <= max_bits))
     return PerceptualPairs(
         pairs=pairs_of(
