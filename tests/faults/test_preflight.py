@@ -14,7 +14,7 @@ from tests.forked_runs import Forked, Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from tests.trainer.smi_for_tests import put, put_dmesg, put_smi
 from trainer.cluster.launch import bad_hosts
-from trainer.cluster.launch.attempt import Ended
+from trainer.cluster.launch.start_on_hosts import Ended
 
 # Each rank is a node of its own; what is wrong with one of them is done where the machine would do it.
 RANKS = """

@@ -13,7 +13,7 @@ import pytest
 
 from tests.ranks_that_end import launch, log_file
 from tests.substitute_ranks import all_end
-from trainer.cluster.launch import attempt, supervisor
+from trainer.cluster.launch import start_on_hosts, supervisor
 from trainer.run_folder import jsonl, metrics
 
 pytestmark = pytest.mark.usefixtures("forked_agents")
@@ -123,7 +123,7 @@ def test_a_launch_gives_up_after_restarts_without_progress_and_progress_begins_t
 def test_ranks_whose_heartbeats_stand_still_are_ended_strictly_and_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "SETTLE_SECONDS", 2.0)
+    monkeypatch.setattr(start_on_hosts, "SETTLE_SECONDS", 2.0)
     both = {"when": ["process-0-0", "process-0-1"]}
     stuck = {"0": {"beats": "polite", **both}, "1": {"beats": "deaf", **both}}
 
@@ -161,7 +161,7 @@ def test_a_bad_node_is_left_out_though_its_rank_was_killed_before_it_could_say_7
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LAST_WORDS_SECONDS", "SETTLE_SECONDS"):
-        monkeypatch.setattr(attempt, name, 0.2)
+        monkeypatch.setattr(start_on_hosts, name, 0.2)
     verdict = {"cause": "hardware", "reason": "it computed another gradient", "ranks": [1]}
     drain = {"event": "guard", "step": 3, "time": time.time(), "action": "drain", "verdict": verdict}
     slow = {"writes": {"events.jsonl": json.dumps(drain) + "\n"}, "beats": "deaf"}

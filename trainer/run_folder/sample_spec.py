@@ -31,5 +31,5 @@ class SampleSpec(Recipe):
     """px"""
     width: Count = 256
     """px"""
-    fps: Annotated[float, Field(gt=0)] = 24.0
+    fps: Annotated[float, Field(gt=0, le=240)] = 24.0
     """frames/s: passed to the model as conditioning and used for the mp4"""

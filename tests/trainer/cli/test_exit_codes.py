@@ -5,7 +5,7 @@ from itertools import combinations, permutations
 import pytest
 
 from trainer.cli import exit_codes
-from trainer.cluster.launch import attempt
+from trainer.cluster.launch import start_on_hosts
 
 # Each says more than all behind it. A failure may be any other code, or a signal.
 ORDER = (78, 77, 2, 1, 76, 75, 0)
@@ -29,6 +29,6 @@ def test_an_attempt_ends_with_the_code_that_says_more_and_not_with_that_of_a_ran
     more: int, less: int
 ) -> None:
     for codes in permutations([more, less]):
-        ended = attempt.Ended(ranks_of={"a": range(3)}, names={"a": "a"}, failure="it ended", rank=0)
+        ended = start_on_hosts.Ended(ranks_of={"a": range(3)}, names={"a": "a"}, failure="it ended", rank=0)
         ended.codes = {**dict(enumerate(codes)), 2: -15}
         assert ended.code == more

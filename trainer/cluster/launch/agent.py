@@ -53,7 +53,7 @@ def free_port() -> int:
 
 
 def _read_job() -> dict[str, Any]:
-    """Return the job, one line: what `trainer.cluster.launch.attempt.jobs` makes of a launch."""
+    """Return the job, one line: what `trainer.cluster.launch.start_on_hosts.jobs` makes of a launch."""
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(0, 1)

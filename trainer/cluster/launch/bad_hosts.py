@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import exit_codes
-from trainer.cluster.launch.attempt import Ended
+from trainer.cluster.launch.start_on_hosts import Ended
 from trainer.run_folder import jsonl, metrics
 
 PREFLIGHT = "preflight.json"

@@ -19,9 +19,9 @@ from typing import Any
 from trainer.cli import exit_codes
 from trainer.cluster import hostfile
 from trainer.cluster.hostfile import Host
-from trainer.cluster.launch import attempt, bad_hosts
-from trainer.cluster.launch.attempt import Ended
+from trainer.cluster.launch import bad_hosts, start_on_hosts
 from trainer.cluster.launch.connection import HERE, Messages, answers, connect, hang_up, say
+from trainer.cluster.launch.start_on_hosts import Ended
 from trainer.health.watch import progress
 from trainer.run_folder import jsonl
 from vidcurate.errors import InputError, VidcurateError
@@ -71,7 +71,7 @@ def supervise(
     and InputError if their ranks do not suit the recipe, before anything has started.
     """
     state = _State(hosts=tuple(hosts), best_step=progress.highest_step(run))
-    with attempt.signals() as asked:
+    with start_on_hosts.signals() as asked:
         while True:
             before, seen = progress.highest_step(run), bad_hosts.seen(run)
             ended = _attempt(run, state, command, terms, environment, fits, asked)
@@ -81,7 +81,7 @@ def supervise(
             if code is not None:
                 return code
             after = progress.highest_step(run)
-            facts = attempt.plain(ended) | {"step_before": before, "step_after": after}
+            facts = start_on_hosts.plain(ended) | {"step_before": before, "step_after": after}
             code = _prepare_restart(
                 run, state, ended, bad_hosts.bad_hosts(run, ended, seen), facts, terms, asked
             )
@@ -128,7 +128,7 @@ def _attempt(
         there = [one for one in connections if one.host in state.hosts]
         first = there[0].host
         address = "127.0.0.1" if first is HERE else hostfile.address(first, terms.ssh, environment)
-        jobs = attempt.jobs(
+        jobs = start_on_hosts.jobs(
             there,
             command,
             per_host=terms.per_host,
@@ -142,9 +142,9 @@ def _attempt(
             raise InputError(reason)
         if reason:
             return _give_up(run, reason, exit_codes.BAD_NODE)
-        say(attempt.summary(there, jobs))
+        say(start_on_hosts.summary(there, jobs))
         heartbeats = progress.Heartbeats(run)
-        return attempt.attempt(
+        return start_on_hosts.start_on_hosts(
             there, jobs, messages, asked, terms.grace_seconds, lambda: _stall(heartbeats, terms.stall_seconds)
         )
     finally:

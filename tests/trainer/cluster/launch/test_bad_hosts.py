@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.launch.attempt import Ended
 from trainer.cluster.launch.bad_hosts import PREFLIGHT, bad_hosts, seen
+from trainer.cluster.launch.start_on_hosts import Ended
 from trainer.run_folder import jsonl
 
 ALIKE = {"a": "localhost", "b": "localhost"}  # as containers may be called

@@ -1,4 +1,4 @@
-"""Launch attempt: start the ranks on all hosts and wait until they have exited.
+"""Start of the ranks on all hosts, until they exit: one attempt of a launch.
 
 The first failing rank ends all others. The first signal goes to every rank once, which saves and exits; the
 second signal kills the ranks. Every wait has a timeout.
@@ -114,7 +114,7 @@ def jobs(
     ]
 
 
-def attempt(
+def start_on_hosts(
     connections: Sequence[Connection],
     given: Sequence[Mapping[str, Any]],
     messages: Messages,
