@@ -41,13 +41,6 @@ def server(home: Path) -> Iterator[Server]:
     yield from served(home / "run", home / "data" / "videos")
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("chromium")) as browser:
-        browser.size(1200, 800)
-        yield browser
-
-
 def follow(browser: Browser, page: Path, link: str, server: Server) -> dict[str, Any]:
     """Open a page from the disk, press Enter on a link, and return the query at which the app opens."""
     browser.open(page)

@@ -31,13 +31,6 @@ def server(home: Path) -> Iterator[Server]:
     yield from served(home / "run", home / "data" / "videos")
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("chromium")) as browser:
-        browser.size(1200, 800)
-        yield browser
-
-
 # Texts of charts that leave their panel, or lie over one another.
 TEXTS = """
 (() => {

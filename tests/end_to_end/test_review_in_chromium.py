@@ -38,13 +38,6 @@ def server(home: Path, tmp_path: Path) -> Iterator[Server]:
     yield from served(tmp_path / "run", home / "data" / "videos")
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("chromium")) as browser:
-        browser.size(1200, 800)
-        yield browser
-
-
 def test_the_keyboard_moves_plays_and_opens_a_clip(browser: Browser, server: Server) -> None:
     visit(browser, server, {"words": {"is_kept": ["true"]}, "contains": {"codec": "h264"}})
     first = selected(browser)

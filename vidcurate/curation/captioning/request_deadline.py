@@ -50,14 +50,8 @@ class _HTTP(http.client.HTTPConnection):
         self._connection.add(self.sock)
 
 
-class _HTTPS(http.client.HTTPSConnection):
-    def __init__(self, *given: Any, connection: Connection, **more: Any) -> None:
-        super().__init__(*given, **more)
-        self._connection = connection
-
-    def connect(self) -> None:
-        super().connect()
-        self._connection.add(self.sock)
+class _HTTPS(_HTTP, http.client.HTTPSConnection):
+    pass
 
 
 class Request(urllib.request.Request):
