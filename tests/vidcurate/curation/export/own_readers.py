@@ -227,11 +227,15 @@ def simpletuner(out: Path, fold: str) -> list[Row]:
     return rows
 
 
+def folds_of(out: Path) -> list[Path]:
+    return [out / fold for fold in ("train", "validation") if (out / fold).is_dir()]
+
+
 def main(trainer: str, outs: list[str]) -> None:
     """Print {out: {fold: rows}} as one line of JSON; what the trainers print goes to stderr."""
     read = globals()[trainer.replace("-", "_")]
     with contextlib.redirect_stdout(io.TextIOWrapper(sys.stderr.buffer, write_through=True)):
-        found = {out: {fold: read(Path(out), fold) for fold in ("train", "validation")} for out in outs}
+        found = {out: {fold.name: read(Path(out), fold.name) for fold in folds_of(Path(out))} for out in outs}
     print(json.dumps(found))
 
 

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.vidcurate.curation.export import clip_runs, readers
+from tests.vidcurate.curation.export.test_trainers import read_by_own_code
 from vidcurate.cli import main as cli
 from vidcurate.curation.export.clips import ExportSpec
 from vidcurate.curation.export.stage import ExportSummary, run_export
@@ -67,20 +68,34 @@ def exported(folder: Path, out: str, **spec: str) -> ExportSummary:
     )
 
 
+EVERY = {
+    "a": ["a dense caption,\nof two lines", "short a", "style ☂"],
+    "b": ["dense b", "style b"],
+    "c": ["dense c", "short c"],
+}
+EVERY_ON_ONE_LINE = {key: [" ".join(text.split()) for text in texts] for key, texts in EVERY.items()}
+
+
 def test_trainers_of_several_captions_get_all_of_them(folder: Path) -> None:
     exported(folder, "out")
-    every = {
-        "a": ["a dense caption,\nof two lines", "short a", "style ☂"],
-        "b": ["dense b", "style b"],
-        "c": ["dense c", "short c"],
-    }
 
     for reader in (readers.diffusion_pipe, readers.fastvideo):
-        assert {path.stem: texts for path, texts in reader(folder / "out", "train").items()} == every
+        assert {path.stem: texts for path, texts in reader(folder / "out", "train").items()} == EVERY
     lines = {path.stem: texts for path, texts in readers.simpletuner(folder / "out", "train").items()}
-    assert lines == {key: [" ".join(text.split()) for text in texts] for key, texts in every.items()}
+    assert lines == EVERY_ON_ONE_LINE
     one = {path.stem: texts for path, texts in readers.mochi(folder / "out", "train").items()}
     assert one == {"a": ["a dense caption, of two lines"], "b": ["dense b"], "c": ["dense c"]}
+
+
+@pytest.mark.parametrize(("name", "every"), [("fastvideo", EVERY), ("simpletuner", EVERY_ON_ONE_LINE)])
+def test_the_trainers_own_code_reads_every_caption(
+    folder: Path, tmp_path: Path, name: str, every: dict[str, list[str]]
+) -> None:
+    exported(folder, "out")
+
+    rows = read_by_own_code(name, [folder / "out"], tmp_path)[str(folder / "out")]["train"]
+
+    assert {Path(row["path"]).stem: row["captions"] for row in rows} == every
 
 
 def test_another_caption_can_be_the_one(folder: Path) -> None:
