@@ -7,6 +7,7 @@ names the count, and of each object size, colour, shape and direction.
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.training.track.spec import ClipsSpec
+from vidcurate.errors import InputError
 
 COLOURS = {
     "red": (225, 40, 40),
@@ -171,9 +173,22 @@ class Clips:
         return [one.caption for one in self.scenes]
 
 
+def _memory_bytes(device: torch.device) -> int:
+    """Return the bytes of memory that a device has, free or not."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def make_clips(spec: ClipsSpec, device: torch.device) -> Clips:
-    """Return all clips of `spec` on `device`."""
+    """Return all clips of `spec` on `device`. Raises InputError where their pixels exceed its memory."""
     total = spec.count + spec.validation
+    needed, has = total * 3 * spec.frames * spec.height * spec.width, _memory_bytes(device)
+    if needed > has:
+        raise InputError(
+            f"clips: the pixels of {total:,} clips take {needed / 1e9:,.1f} GB, and {device} has "
+            f"{has / 1e9:,.1f} GB. Set a smaller clips.count, clips.frames, clips.height or clips.width."
+        )
     scenes = tuple(scene(spec, number) for number in range(total))
     pixels = torch.empty(total, 3, spec.frames, spec.height, spec.width, dtype=torch.uint8, device=device)
     parts = range(0, total, CHUNK)

@@ -11,6 +11,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,7 @@ def _is_done(recipe: Any) -> bool:
     if not path.exists():
         return False
     kept = record.read_record(path)["recipe"]
-    now = json.loads(recipe.model_dump_json())
+    now = json.loads(recipe.model_dump_json(exclude={"output"}))  # the folder may have been moved
     for key in now:
         if kept.get(key) != now[key]:
             raise StateError(
@@ -111,23 +113,26 @@ def _run_in_turn(recipes: Sequence[Any], *, graphs: bool, beside: int) -> None:
         from trainer.training.track import record, run
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = run.load_data(recipes[0], device)
-    print(f"{len(data.clips.scenes)} clips, sha256 {data.clips.sha256}", file=sys.stderr)
-    for recipe in recipes:
+    with ExitStack() as locks:
+        for recipe in recipes:  # at the start: another command, or a folder that cannot be written
+            locks.enter_context(record.alone(recipe.output, recipe.name, recipe.seed))
+        data = run.load_data(recipes[0], device)
+        print(f"{len(data.clips.scenes)} clips, sha256 {data.clips.sha256}", file=sys.stderr)
+        for recipe in recipes:
+            found = run.run(recipe, data, graphs=graphs, on_line=partial(_tell, recipe))
+            path = record.write_record(recipe.output, found | {"beside": beside})
+            print(f"wrote {path}", file=sys.stderr)
 
-        def tell(line: dict[str, Any], steps: int = recipe.steps, seed: int = recipe.seed) -> None:
-            left = line["seconds"] / line["step"] * (steps - line["step"])
-            print(
-                f"seed {seed}, step {line['step']}/{steps}: loss {line['loss']:.4f}, validation "
-                f"{line['validation_loss']:.4f}, {line['tokens'] / line['seconds']:,.0f} tokens/s, "
-                f"{left:.0f} s left",
-                file=sys.stderr,
-                flush=True,
-            )
 
-        found = run.run(recipe, data, graphs=graphs, on_line=tell)
-        path = record.write_record(recipe.output, found | {"beside": beside})
-        print(f"wrote {path}", file=sys.stderr)
+def _tell(recipe: Any, line: dict[str, Any]) -> None:
+    left = line["seconds"] / line["step"] * (recipe.steps - line["step"])
+    print(
+        f"seed {recipe.seed}, step {line['step']}/{recipe.steps}: loss {line['loss']:.4f}, validation "
+        f"{line['validation_loss']:.4f}, {line['tokens'] / line['seconds']:,.0f} tokens/s, "
+        f"{left:.0f} s left",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _run_together(given: argparse.Namespace, seeds: Sequence[int]) -> None:

@@ -8,15 +8,16 @@ the logarithms, so that a ratio and not a difference is tested).
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vidcurate.errors import InputError, StorageError
-from vidcurate.storage import atomic_file
+from vidcurate.errors import InputError, StateError
+from vidcurate.storage import atomic_file, lock
 
 LEAST_SEEDS = 3
 LIMIT_P = 0.01
@@ -24,33 +25,76 @@ DATA = ("clips_sha256", "target_loss")
 """What two records must share to be compared."""
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "name": lambda value: isinstance(value, str) and value.isprintable(),
+    "seed": lambda value: type(value) is int,
+    "recipe": lambda value: isinstance(value, dict),
+    "log": lambda value: isinstance(value, list),
+    "order_sha256": lambda value: isinstance(value, str),
+    "clips_sha256": lambda value: isinstance(value, str),
+    "target_loss": lambda value: value is None or _is_number(value),
+    "seconds_to_target": lambda value: value is None or (_is_number(value) and value > 0),
+    "final_loss": _is_number,
+    "seconds": _is_number,
+    "prompts": _is_count,
+    "prompts_followed": lambda value: value is None or _is_count(value),
+}
+
+
 def record_path(folder: Path, name: str, seed: int) -> Path:
     """Return where the record of a seed lies."""
     return folder / f"{name.replace(' ', '-')}-seed{seed}.json"
 
 
+@contextmanager
+def alone(folder: Path, name: str, seed: int) -> Iterator[None]:
+    """Hold the record of a seed, which need not exist, and make its folder.
+
+    Raises StateError when another command runs this seed, StorageError for a folder that cannot be written.
+    """
+    path = record_path(folder, name, seed)
+
+    def busy(holder: str) -> StateError:
+        return StateError(f"{path}: another command ({holder}) runs this seed. Wait until that command ends.")
+
+    with ExitStack() as held:
+        with atomic_file.storage_errors(path):
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(
+                lock.exclusive(folder / f".{path.name}.lock", wait=False, busy=busy, is_removed=True)
+            )
+        yield
+
+
 def write_record(folder: Path, record: dict[str, Any]) -> Path:
     """Write a record atomically and return its path. Raises StorageError."""
     path = record_path(folder, record["name"], record["seed"])
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic_file.put(path, json.dumps(record, indent=1) + "\n")
-    except OSError as error:
-        raise StorageError(f"{path}: the record cannot be written ({error.strerror}).") from error
-    return path
+    return atomic_file.write_text(path, json.dumps(record, indent=1) + "\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return the record at `path`. Raises InputError for a file that is none."""
+    """Return the record at `path`. Raises InputError for a file that is none, or that was edited or cut."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        needed = ("name", "seed", "recipe", "log", "order_sha256", "seconds_to_target", *DATA)
-        lacks = [key for key in needed if key not in found]
-    except (OSError, ValueError, TypeError) as error:
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: is not a record of the track ({error}).") from error
-    if lacks:
-        raise InputError(f"{path}: is not a record of the track; it has no {lacks[0]}.")
-    return dict(found)
+    for key, fits in _FITS.items():
+        if key not in found:
+            raise InputError(f"{path}: is not a record of the track; it has no {key}.")
+        if not fits(found[key]):
+            shown = json.dumps(found[key])[:60]
+            raise InputError(f"{path}: is not a record of the track; its {key} is {shown}.")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.model.encoders.space_to_depth import SpaceToDepth, SpaceToDepthSpec
 from trainer.model.encoders.word_hash import WordsSpec
@@ -88,6 +88,13 @@ class TrackRecipe(Recipe):
     """of the model's arithmetic"""
     blocks: Literal["eager", "fast"] = "eager"
     """plain torch, or the Triton kernels"""
+
+    @field_validator("name")
+    @classmethod
+    def _is_file_name(cls, name: str) -> str:
+        if not name.isprintable() or "/" in name or not name.strip(" .") or len(name.encode()) > 200:
+            raise ValueError("a record is named after it: give a word or two, without a slash")
+        return name
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -128,6 +128,8 @@ def test_the_recipes_of_the_repository_fit_and_differ_in_size_alone(tmp_path: Pa
     [
         ("model.in_channels=4", "set model.in_channels=12"),
         ("routing={pairs: [1, 3]}", "less than model.depth"),
+        ("name=../x", "without a slash"),
+        ("name=..", "without a slash"),
         ("batch=13", "batch is 13 and there are 12 clips"),
     ],
 )
@@ -182,9 +184,66 @@ def test_the_target_is_reached_between_two_lines() -> None:
     assert run.reached(log, 0.3, "seconds") is None
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("recipe", value) for value in (None, [], "x", -1, math.nan)),
+        *(("seconds_to_target", value) for value in ("x", 0, -1.0, math.inf, 10**400, True)),
+        *((key, None) for key in ("name", "seed", "log", "final_loss", "seconds", "prompts", "clips_sha256")),
+        ("name", "\x1b[31m"),
+        ("target_loss", {}),
+        ("prompts_followed", -1),
+    ],
+)
+def test_a_forged_record_is_refused(
+    first: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: object
+) -> None:
+    (tmp_path / "tiny-seed2.json").write_text(json.dumps(first | {key: value}))
+
+    assert command.main([*words(tmp_path, *BOTH), "--seed", "2"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert f"is not a record of the track; its {key} is" in error
+    assert "\x1b" not in error
+
+
+def test_records_in_a_moved_folder_are_still_the_recipes_records(
+    first: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "tiny-seed2.json").write_text(json.dumps(first))
+
+    assert command.main([*words(tmp_path, *BOTH), "--seed", "2"]) == 0
+
+
+def test_a_seed_that_another_command_runs_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with record.alone(tmp_path, "tiny", 1):
+        assert command.main(words(tmp_path)) == 2
+    assert "another command (process" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+
+    assert command.main(words(tmp_path / "file")) == 1
+    assert "cannot be written (File exists)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["clips.count=1000000000000", "clips.height=1000000000"])
+def test_clips_beyond_the_memory_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str
+) -> None:
+    assert command.main([*words(tmp_path), "--set", setting]) == 2
+    assert "Set a smaller clips.count" in capsys.readouterr().err
+
+
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    for text in ("{}", "[1", "[]"):
+    for text in ("{}", "[1", "[]", '"name"', "[" * 100_000):
         path.write_text(text)
         with pytest.raises(InputError, match="is not a record of the track"):
             record.read_record(path)
