@@ -1,73 +1,21 @@
 """The inference server over what is there: which checkpoints it takes, what it makes of them, and once."""
 
-import json
 import shutil
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.trainer.shards_for_tests import make_shards, smoke
+from tests.trainer.generation.server.served_runs import by_hand, serve, served
 from trainer.__main__ import main
-from trainer.generation import sample_clips, sample_command
+from trainer.generation import sample_clips
 from trainer.generation.server import checkpoints
 from trainer.model.stdit import STDiT3
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import jsonl, metrics, sample_rounds
-from trainer.run_folder.checkpoint import checkpoint, parts
 from trainer.run_folder.sample_spec import SampleSpec
-from trainer.train import train
 from vidcurate.media import decode
-from vidcurate.storage.checksum import sha256_file
-
-SHORT = (
-    "stages.0.steps=4",
-    "stages.0.checkpoint_every=2",
-    "sample.every=100",
-    "sample.prompts=[a red square moves right, a blue square moves down]",
-)
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_shards(tmp_path_factory.mktemp("made") / "shards", validation=(10, 11))
-
-
-@pytest.fixture(scope="module")
-def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 4 steps with checkpoints at 2 and 4, whose training has sampled step 4."""
-    run = tmp_path_factory.mktemp("trained") / "001-run"
-    more = ("validation.every=2", "validation.clips_per_bucket=2")
-    train(smoke(shards, run, *SHORT, *more))
-    return run
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the run as rsync makes it: without optimizer state."""
-    return Path(shutil.copytree(trained, tmp_path / trained.name, ignore=shutil.ignore_patterns("optimizer")))
-
-
-Printed = list[dict[str, Any]]
-
-
-def serve(capsys: pytest.CaptureFixture[str], *words: object) -> Printed:
-    """Run the server over what is there; return the line of each round."""
-    capsys.readouterr()
-    assert main(["serve", "--once", "--json", *map(str, words)]) == 0, capsys.readouterr().err
-    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-
-
-def served(run: Path, event: str = "served") -> list[int]:
-    lines = metrics.read_metrics(run / "serve" / "served.jsonl")
-    return [line["step"] for line in lines if line["event"] == event]
-
-
-def by_hand(path: Path, out: Path, *words: str) -> Path:
-    assert sample_command.main([str(path), "--out", str(out), *words]) == 0
-    return out
 
 
 def test_a_copy_without_optimizer_is_sampled_newest_first_and_once(
@@ -94,74 +42,6 @@ def test_what_the_training_has_sampled_is_not_sampled_again(
 
     assert [line["step"] for line in serve(capsys, run)] == [2]
     assert (run / "samples/step-00000004/samples.json").read_bytes() == before
-
-
-def _without(path: Path) -> None:
-    path.unlink()
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:100])
-
-
-def _altered(path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-
-
-@pytest.mark.parametrize("damage", [_without, _cut, _altered])
-@pytest.mark.parametrize("name", ["ema/__0_0.distcp", "state.json"])
-def test_a_half_copied_checkpoint_is_left_alone_and_looked_at_again(
-    run: Path, capsys: pytest.CaptureFixture[str], damage: Any, name: str
-) -> None:
-    shutil.rmtree(run / "samples")
-    path = run / "step-00000004" / name
-    whole = path.read_bytes()
-    damage(path)
-
-    assert [line["step"] for line in serve(capsys, run)] == [2]
-
-    assert served(run, "left_alone") == [4]
-    path.write_bytes(whole)
-    assert [line["step"] for line in serve(capsys, run)] == [4]
-
-
-def test_a_manifest_that_is_not_whole_is_left_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run / "step-00000004/manifest.json"
-    path.write_text(path.read_text()[:50])
-
-    assert [line["step"] for line in serve(capsys, run)] == [2]
-    assert served(run, "left_alone") == [4]
-
-
-def test_damage_beside_the_parts_that_are_needed_is_none(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(run / "step-00000002/model")
-
-    assert [line["step"] for line in serve(capsys, run)] == [2]
-    assert serve(capsys, run, "--raw", "--no-validation")[0]["step"] == 4
-    assert served(run, "left_alone") == [2]
-
-
-def test_a_checkpoint_that_is_deleted_while_it_is_read_is_one_line(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.rmtree(run / "samples")
-    read = parts.read_part_tensors
-
-    def and_gone(folder: Path) -> Any:  # as keep_last does it, at the worst moment
-        if folder.parent.name == "step-00000004":
-            (folder.parent / "manifest.json").unlink()
-            shutil.rmtree(folder.parent)
-        return read(folder)
-
-    monkeypatch.setattr(parts, "read_part_tensors", and_gone)
-
-    assert main(["serve", "--once", str(run)]) == 0
-    printed = capsys.readouterr()
-    assert printed.err.count("deleted during reading") == 1
-    assert served(run) == [2]
 
 
 def test_weights_that_were_trained_again_are_sampled_again(
@@ -326,19 +206,6 @@ def test_a_second_server_of_a_run_is_refused(run: Path, capsys: pytest.CaptureFi
     assert "another server works on this run" in capsys.readouterr().err
 
 
-def test_every_waiting_checkpoint_is_hashed_once_until_it_changes(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting = checkpoints.Waiting()
-    path = run / "step-00000004"
-
-    assert waiting.leave(path, "has 5 bytes; the manifest says 9 bytes")
-    assert waiting.is_left(path)
-    assert not waiting.leave(path, "has 7 bytes; the manifest says 9 bytes")
-    (path / "ema" / "more").write_bytes(b"x")
-    assert not waiting.is_left(path)
-
-
 def test_a_clip_read_back_is_the_one_that_was_written(run: Path) -> None:
     spec = SampleSpec(prompts=("x",), num_frames=8, height=32, width=32).model_dump()
     path = run / "samples/step-00000004/00-0.mp4"
@@ -346,18 +213,3 @@ def test_a_clip_read_back_is_the_one_that_was_written(run: Path) -> None:
     assert (
         sample_clips.read_clip(path, spec) == decode.read_frames(path, range(8), height=32, width=32)
     ).all()
-
-
-def test_a_checkpoint_of_an_unknown_recipe_is_left_alone(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = run / "step-00000004"
-    state = checkpoint.read_state(path)
-    state["recipe"]["of_the_future"] = 1
-    (path / "state.json").write_text(json.dumps(state))
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["state.json"] = checkpoint._facts(path / "state.json", sha256_file(path / "state.json"))
-    (path / "manifest.json").write_text(json.dumps(manifest))
-
-    assert [line["step"] for line in serve(capsys, run)] == [2]
-    assert served(run, "left_alone") == [4]

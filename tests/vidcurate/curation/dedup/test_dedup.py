@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 
+from tests.vidcurate.curation.dedup.hashed_clips import LOOK, copies, found_in, looks, make_run
 from vidcurate.curation.clip_table import table
-from vidcurate.curation.clip_table.schema import COLUMNS
-from vidcurate.curation.clip_table.table import Provenance
 from vidcurate.curation.dedup.spec import DedupSpec, PerceptualSpec
 from vidcurate.curation.dedup.stage import run_dedup
 from vidcurate.curation.frame_scores.spec import FramesSpec
@@ -22,47 +20,6 @@ from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 from vidcurate.errors import InputError, StageError
 from vidcurate.media import encode
-
-EMPTY: dict[str, Any] = {
-    "source_id": None,
-    "video_path": None,
-    "file_size_bytes": None,
-    "start_seconds": None,
-    "end_seconds": None,
-    "caption": "a dog",
-    "ingest_problem": None,
-}
-
-
-def make_run(folder: Path, rows: list[dict[str, Any]], stage: str = "frames") -> Path:
-    """Write the tables of a run whose clips are `rows`; columns that no row has are those of EMPTY."""
-    folder.mkdir(exist_ok=True)
-    clips = [{**EMPTY, **row} for row in rows]
-    names = list(dict.fromkeys(name for row in [{"clip_id": ""} | EMPTY, *clips] for name in row))
-    data = {name: [row.get(name) for row in clips] for name in names}
-    frame = pl.DataFrame({name: pl.Series(name, data[name], dtype=COLUMNS[name].dtype) for name in names})
-    table.write(frame, table.stage_path(folder, "ingest"), Provenance(stage="ingest", settings={}, inputs={}))
-    return folder
-
-
-def found_in(run: Path) -> dict[str, dict[str, Any]]:
-    return {row["clip_id"]: row for row in table.scan(run, "dedup").collect().to_dicts()}
-
-
-def copies(run: Path) -> dict[str, str]:
-    """Return copy → the clip that is kept for it."""
-    return {name: row["duplicate_of"] for name, row in found_in(run).items() if row["duplicate_of"]}
-
-
-LOOK = [
-    0x1234_5678_9ABC_DEF0, 0x0F1E_2D3C_4B5A_6978, 0x8877_6655_4433_2210, 0xA5A5_5A5A_C3C3_3C3C,
-    0x7E57_AB1E_0DD5_EED5,
-]  # fmt: skip
-
-
-def looks(*changed_bits: int) -> list[int]:
-    """Return LOOK with this many bits of each frame turned over."""
-    return [look ^ ((1 << bits) - 1) << 20 for look, bits in zip(LOOK, changed_bits, strict=True)]
 
 
 def test_files_with_the_same_bytes_are_copies_and_others_of_their_size_are_not(tmp_path: Path) -> None:
@@ -171,66 +128,6 @@ def test_clips_with_an_ingest_problem_take_no_part_and_keep_their_rows(tmp_path:
     assert (summary.rows_in, summary.rows_compared) == (4, 2)
     written = table.scan(run, "dedup").select("clip_id", "duplicate_of").collect()
     assert written.rows() == [("a", None), ("b", None), ("b", None), ("c", "b")]
-
-
-def test_captions_that_say_nearly_the_same_are_twins_when_asked_for(tmp_path: Path) -> None:
-    text = (
-        "a man in a red jacket walks slowly along the empty beach at sunset while two dogs run ahead of him"
-    )
-    nearly = text.replace("two dogs", "three dogs")
-    captions = [text, text.upper() + "!", nearly, "a cat", "A cat.", "a bird", None, "…"]
-    rows = [{"clip_id": str(n), "caption": caption} for n, caption in enumerate(captions)]
-    run = make_run(tmp_path / "run", rows)
-    assert run_dedup(run, DedupSpec()).duplicates == 0
-    run_dedup(run, DedupSpec(captions=0.6))
-    assert copies(run) == {"1": "0", "2": "0", "4": "3"}
-    found = found_in(run)
-    assert found["1"]["duplicate_distance"] == 0
-    # 19 runs of three words each, three of which hold the changed word.
-    assert found["2"]["duplicate_distance"] == pytest.approx(1 - 16 / 22)
-    run_dedup(run, DedupSpec(captions=0.8))
-    assert copies(run) == {"1": "0", "4": "3"}
-
-
-def test_embeddings_find_twins_by_meaning(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(6, 32))
-    vectors[3] = 5 * vectors[1] + 0.01
-    vectors[5] = 0  # has no direction
-    run = make_run(tmp_path / "run", [{"clip_id": str(n)} for n in range(6)])
-    spec = DedupSpec(semantic=0.97)
-    with pytest.raises(InputError, match=r"embeddings\.parquet: no such file"):
-        run_dedup(run, spec)
-    held = pl.DataFrame({"clip_id": [str(n) for n in range(6)], "embedding": vectors.tolist()})
-    held.write_parquet(run / "embeddings.parquet")
-    run_dedup(run, spec)
-    assert copies(run) == {"3": "1"}
-    assert found_in(run)["3"]["duplicate_kind"] == "semantic"
-    assert 0 <= found_in(run)["3"]["duplicate_distance"] < 0.03
-    (run / "embeddings.parquet").write_bytes(b"no")
-    with pytest.raises(InputError, match="no embeddings can be read"):
-        run_dedup(run, spec)
-
-
-def test_many_embeddings_are_compared_within_k_means_clusters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("faiss")
-    from vidcurate.curation.dedup import semantic
-
-    monkeypatch.setattr(semantic, "ALL_WITH_ALL", 100)
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(2000, 16))
-    vectors[1000:1200] = vectors[:200] + rng.normal(size=(200, 16)) * 0.01
-    run = make_run(tmp_path / "run", [{"clip_id": f"{n:04}"} for n in range(2000)])
-    pl.DataFrame({"clip_id": [f"{n:04}" for n in range(2000)], "embedding": vectors.tolist()}).write_parquet(
-        run / "embeddings.parquet"
-    )
-    monkeypatch.setattr(semantic, "CLIPS_PER_CLUSTER", 200)
-    run_dedup(run, DedupSpec(semantic=0.99))
-    found = copies(run)
-    assert {name for name in found if found[name] == f"{int(name) - 1000:04}"} == set(found)
-    assert len(found) > 190  # k-means parts few
 
 
 def test_neighbours_of_one_source_can_be_left_alone(tmp_path: Path) -> None:

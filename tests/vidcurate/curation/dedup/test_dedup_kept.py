@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from tests.frame_clips import Frames
-from tests.vidcurate.curation.dedup.test_dedup import LOOK, copies, found_in, looks, make_run
+from tests.vidcurate.curation.dedup.hashed_clips import LOOK, copies, found_in, looks, make_run
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.dedup.preference import BARS
 from vidcurate.curation.dedup.spec import DedupSpec, PerceptualSpec

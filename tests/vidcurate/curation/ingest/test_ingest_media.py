@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vidcurate.curation.ingest.test_ingest_sources import ingest
+from tests.vidcurate.curation.ingest.metadata_tables import ingest
 from vidcurate.curation.clip_table.schema import sample_key
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest

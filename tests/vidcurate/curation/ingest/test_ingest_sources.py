@@ -1,62 +1,28 @@
 """Each source's own table, with its own header and its own traps, becomes the same columns."""
 
-import csv
-import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 
+from tests.vidcurate.curation.ingest.metadata_tables import (
+    KOALA,
+    KOALA_DERIVED,
+    MIRADATA_V0,
+    MIRADATA_V1,
+    OPENSORA,
+    OPENVID,
+    PANDA,
+    PANDA_ROWS,
+    ingest,
+    row_of,
+    write_csv,
+)
 from vidcurate.curation.clip_table.schema import COLUMNS
 from vidcurate.curation.ingest.detect import SCHEMAS
 from vidcurate.curation.ingest.spec import IngestSpec
-from vidcurate.curation.ingest.stage import IngestSummary, run_ingest
 from vidcurate.errors import ColumnError, InputError, RecipeError
 from vidcurate.recipe.recipe import parse
-
-OPENVID = (
-    "video,caption,aesthetic score,motion score,temporal consistency score,camera motion,frame,fps,seconds"
-)
-MIRADATA_V0 = (
-    "index,video_id,start_frame,end_frame,main_object_caption,background_caption,style_caption,camera_caption,"
-    "short_caption,dense_caption,fps,start_timestep,end_timestep,,"
-)
-MIRADATA_V1 = (
-    "clip_id,source,video_url,video_id,width,height,fps,seconds,timestamp,frame_number,framestamp,file_path,"
-    "short_caption,dense_caption,background_caption,main_object_caption,style_caption,camera_caption"
-)
-PANDA = "videoID,url,timestamp,caption,matching_score,desirable_filtering,shot_boundary_detection"
-KOALA = (
-    "videoID,url,timestamp,caption,clarity_score,aesthetic_score,motion_score,"
-    "video_training_suitability_score"
-)
-KOALA_DERIVED = (
-    "vid,width,height,duration,fps,youtube_url,timestamp,video_caption,aesthetic_score,clarity_score,"
-    "motion_score,suitability_score"
-)
-OPENSORA = "path,text,num_frames,height,width,aspect_ratio,fps,resolution,file_size"
-
-
-def write_csv(path: Path, header: str, rows: Iterable[Sequence[object]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header.split(","))
-        writer.writerows(rows)
-    return path
-
-
-def ingest(run: Path, metadata: Path, **settings: Any) -> tuple[IngestSummary, pl.DataFrame, dict[str, Any]]:
-    summary = run_ingest(run, IngestSpec(metadata=metadata, **settings))
-    report = json.loads((run / "reconcile.json").read_text())
-    frame = pl.read_parquet(run / "ingest.parquet")
-    assert summary.rows_in == frame.height == summary.rows_kept + sum(summary.problems.values())
-    return summary, frame, report
-
-
-def row_of(frame: pl.DataFrame, clip_id: str) -> dict[str, Any]:
-    return frame.row(by_predicate=pl.col("clip_id") == clip_id, named=True)
 
 
 def test_openvid_keeps_every_column_and_finds_the_source_of_a_clip(tmp_path: Path) -> None:
@@ -148,98 +114,6 @@ def test_miradata_v1_ids_are_text_and_timestamps_are_never_run(tmp_path: Path) -
     row_ = row_of(frame, "12.10")
     assert (row_["video_path"], row_["caption"]) == ("000000000012.mp4", "short")
     assert (row_["start_seconds"], row_["end_seconds"]) == (1.5, 62.0)
-
-
-PANDA_ROWS: list[tuple[object, ...]] = [
-    (
-        "--xyz",
-        "u",
-        str([["0:00:01.000", "0:00:03.500"], ["0:00:04.000", "0:01:00.000"]]),
-        str(['It\'s a "cat"', "a dog, running"]),
-        str([0.5, 0.25]),
-        str(["desirable", "2_tiny_camera_movement"]),
-        str([[], []]),
-    ),
-    ("uneven", "u", str([["0:00:01", "0:00:03"]]), str(["one", "two"]), "[0.1]", "['desirable']", "[[]]"),
-    ("notalist", "u", "os.getcwd()", "['one']", "[0.1]", "['desirable']", "[[]]"),
-    ("badspan", "u", "[['0:00:01']]", "['one']", "[0.1]", "['desirable']", "[[]]"),
-]
-
-
-def test_panda_rows_are_exploded_and_a_bad_row_is_named_not_fatal(tmp_path: Path) -> None:
-    table = write_csv(tmp_path / "panda.csv", PANDA, PANDA_ROWS)
-    summary, frame, report = ingest(tmp_path / "run", table)
-    assert (summary.schema, summary.rows_in, summary.rows_kept) == ("panda70m", 5, 2)
-    first, second = frame.row(0, named=True), frame.row(1, named=True)
-    assert (first["clip_id"], first["source_id"]) == ("--xyz_00000", "--xyz")
-    assert (first["video_path"], second["video_path"]) == ("--xyz.mp4", "--xyz.mp4")
-    assert (first["caption"], second["caption"]) == ('It\'s a "cat"', "a dog, running")
-    assert (second["start_seconds"], second["end_seconds"], second["duration_seconds"]) == (4.0, 60.0, 56.0)
-    assert (second["matching_score"], second["desirable_filtering"]) == (0.25, "2_tiny_camera_movement")
-    assert frame["clip_id"].to_list()[2:] == ["uneven", "notalist", "badspan_00000"]
-    said = {bad["clip_id"]: bad["value"] for bad in report["bad_values"]["listed"]}
-    assert said["uneven"] == "lists of unequal length (1, but caption 2)"
-    assert said["notalist"] == "os.getcwd()"
-
-    _, frame, _ = ingest(tmp_path / "run2", table, files="clips")
-    second = row_of(frame, "--xyz_00001")
-    assert (second["video_path"], second["start_seconds"]) == ("--xyz_00001.mp4", None)
-    assert second["duration_seconds"] == 56.0
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "[" * 100_000,
-        "-" * 200_000 + "1",
-        "[" * 199 + "]" * 199,
-        "a" + "[0]" * 100_000,
-        "not " * 100_000 + "1",
-        f"[0x{'f' * 20_000}]",
-        f"[[0x{'f' * 20_000}]]",
-        r"['\ud800']",
-        r"[['\ud800', '1']]",
-    ],
-    ids=[
-        "brackets",
-        "minus",
-        "nested",
-        "index",
-        "not",
-        "long",
-        "long inside",
-        "surrogate",
-        "surrogate inside",
-    ],
-)
-@pytest.mark.parametrize("column", [2, 3, 4])
-def test_a_hostile_panda_cell_is_a_bad_value(tmp_path: Path, cell: str, column: int) -> None:
-    row = ["hostile", "u", "[['0:00:01', '0:00:03']]", "['one']", "[0.1]", "['desirable']", "[[]]"]
-    row[column] = cell
-    table = write_csv(tmp_path / "panda.csv", PANDA, [PANDA_ROWS[0], row])
-
-    summary, frame, _ = ingest(tmp_path / "run", table)
-
-    assert summary.rows_in == 3
-    assert frame["ingest_problem"].to_list()[:2] == [None, None]
-    if "[[" not in cell or column == 2:
-        assert frame["ingest_problem"].to_list()[2] is not None
-
-
-def test_panda_lists_in_parquet_need_no_parsing(tmp_path: Path) -> None:
-    path = tmp_path / "panda.parquet"
-    pl.DataFrame(
-        {
-            "videoID": ["v"],
-            "timestamp": [[["0:00:01.000", "0:00:03.500"], ["0:00:04.000", "0:00:06.000"]]],
-            "caption": [["one", "two"]],
-            "matching_score": [[0.5, 0.75]],
-        }
-    ).write_parquet(path)
-    _, frame, _ = ingest(tmp_path / "run", path)
-    assert frame["caption"].to_list() == ["one", "two"]
-    assert frame["matching_score"].to_list() == [0.5, 0.75]
-    assert frame["start_seconds"].to_list() == [1.0, 4.0]
 
 
 def test_koala_is_known_by_either_spelling_of_its_columns(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""A checkpoint that is half copied, damaged or deleted while it is read is left alone."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.generation.server.served_runs import serve, served
+from trainer.__main__ import main
+from trainer.generation.server import checkpoints
+from trainer.run_folder.checkpoint import checkpoint, parts
+from vidcurate.storage.checksum import sha256_file
+
+
+def _without(path: Path) -> None:
+    path.unlink()
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def _altered(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("damage", [_without, _cut, _altered])
+@pytest.mark.parametrize("name", ["ema/__0_0.distcp", "state.json"])
+def test_a_half_copied_checkpoint_is_left_alone_and_looked_at_again(
+    run: Path, capsys: pytest.CaptureFixture[str], damage: Any, name: str
+) -> None:
+    shutil.rmtree(run / "samples")
+    path = run / "step-00000004" / name
+    whole = path.read_bytes()
+    damage(path)
+
+    assert [line["step"] for line in serve(capsys, run)] == [2]
+
+    assert served(run, "left_alone") == [4]
+    path.write_bytes(whole)
+    assert [line["step"] for line in serve(capsys, run)] == [4]
+
+
+def test_a_manifest_that_is_not_whole_is_left_alone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "step-00000004/manifest.json"
+    path.write_text(path.read_text()[:50])
+
+    assert [line["step"] for line in serve(capsys, run)] == [2]
+    assert served(run, "left_alone") == [4]
+
+
+def test_damage_beside_the_parts_that_are_needed_is_none(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "step-00000002/model")
+
+    assert [line["step"] for line in serve(capsys, run)] == [2]
+    assert serve(capsys, run, "--raw", "--no-validation")[0]["step"] == 4
+    assert served(run, "left_alone") == [2]
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(run / "samples")
+    read = parts.read_part_tensors
+
+    def and_gone(folder: Path) -> Any:  # as keep_last does it, at the worst moment
+        if folder.parent.name == "step-00000004":
+            (folder.parent / "manifest.json").unlink()
+            shutil.rmtree(folder.parent)
+        return read(folder)
+
+    monkeypatch.setattr(parts, "read_part_tensors", and_gone)
+
+    assert main(["serve", "--once", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("deleted during reading") == 1
+    assert served(run) == [2]
+
+
+def test_every_waiting_checkpoint_is_hashed_once_until_it_changes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = checkpoints.Waiting()
+    path = run / "step-00000004"
+
+    assert waiting.leave(path, "has 5 bytes; the manifest says 9 bytes")
+    assert waiting.is_left(path)
+    assert not waiting.leave(path, "has 7 bytes; the manifest says 9 bytes")
+    (path / "ema" / "more").write_bytes(b"x")
+    assert not waiting.is_left(path)
+
+
+def test_a_checkpoint_of_an_unknown_recipe_is_left_alone(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "step-00000004"
+    state = checkpoint.read_state(path)
+    state["recipe"]["of_the_future"] = 1
+    (path / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.json"] = checkpoint._facts(path / "state.json", sha256_file(path / "state.json"))
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+    assert [line["step"] for line in serve(capsys, run)] == [2]
+    assert served(run, "left_alone") == [4]

@@ -1,0 +1,114 @@
+"""A checkpoint that is damaged, cut or of another model is refused by name."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer.run_folder.checkpoint import checkpoint, part_metadata
+from trainer.run_folder.checkpoint import parts as dcp
+from vidcurate.errors import CheckpointError, MissingError
+
+
+def test_metadata_that_would_run_code_is_refused(run: Path) -> None:
+    class Harm:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.write_text, (run / "harm", "done"))
+
+    path = run / "step-00000100" / "model" / part_metadata.METADATA
+    path.write_bytes(pickle.dumps(Harm()))
+
+    with pytest.raises(CheckpointError, match=r"model/\.metadata: cannot be read \(it names"):
+        dcp.read_part_tensors(run / "step-00000100" / "model")
+    assert not (run / "harm").exists()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+DAMAGES = {
+    "truncated": (
+        lambda c: (c / "model" / "__0_0.distcp").write_bytes(b"short"),
+        r"model/__0_0\.distcp: has 5 bytes",
+    ),
+    "altered": (
+        lambda c: flip(c / "ema" / "__0_0.distcp"),
+        r"ema/__0_0\.distcp: its SHA-256 is not the manifest's",
+    ),
+    "gone": (lambda c: (c / "optimizer/__0_0.distcp").unlink(), r"optimizer/__0_0\.distcp: is missing"),
+    "half copied": (lambda c: (c / "manifest.json").unlink(), "is missing|names 'step-00000100'"),
+    "no json": (lambda c: (c / "manifest.json").write_text("{"), r"manifest\.json: cannot be read"),
+    "other json": (lambda c: (c / "manifest.json").write_text("[]"), r"manifest\.json: is not a JSON object"),
+    "newer": (lambda c: edit(c / "manifest.json", format=99), "has format 99.*Upgrade vidcurate"),
+    "older": (lambda c: edit(c / "manifest.json", format=1), "has format 1.*reads format 2. Train it again"),
+    "unlisted": (lambda c: edit(c / "manifest.json", files={}), r"does not list model/\.metadata"),
+    "latest nowhere": (
+        lambda c: (c.parent / "LATEST").write_text("step-00000999"),
+        "names 'step-00000999'.*echo",
+    ),
+    "latest outside": (
+        lambda c: (c.parent / "LATEST").write_text("../elsewhere"),
+        "not a complete checkpoint",
+    ),
+    "latest gone": (
+        lambda c: (
+            (c.parent / "LATEST").unlink(),
+            shutil.copytree(c, c.with_name("step-00000200")),
+        ),
+        "LATEST: is missing, but step-00000200",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_by_name(run: Path, damage: str) -> None:
+    harm, said = DAMAGES[damage]
+    harm(run / "step-00000100")
+
+    with pytest.raises(CheckpointError, match=said) as caught:
+        checkpoint.load(run)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_that_is_no_checkpoint_says_what_it_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="no such checkpoint or run folder"):
+        checkpoint.load(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match=r"no manifest\.json in it: half copied"):
+        checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"a": torch.zeros(2)}, "lacks b"),
+        ({"a": torch.zeros(2), "b": torch.zeros(1), "c": torch.zeros(1)}, "has unknown c"),
+        ({"a": torch.zeros(2), "B": torch.zeros(1)}, "lacks b and has unknown B"),
+        ({"a": torch.zeros(3), "b": torch.zeros(1)}, r"a is float32 \[3\]; the model has float32 \[2\]"),
+        ({"a": torch.zeros(2), "b": torch.zeros(1).double()}, "b is float64"),
+    ],
+)
+def test_a_renamed_missing_or_reshaped_key_is_refused_and_nothing_is_copied(
+    given: dict[str, torch.Tensor], said: str
+) -> None:
+    wanted = {"a": torch.ones(2), "b": torch.ones(1)}
+
+    with pytest.raises(CheckpointError, match=said):
+        dcp.copy_into(wanted, given, "model")
+    assert torch.equal(wanted["a"], torch.ones(2))
+
+
+def test_many_missing_keys_are_counted() -> None:
+    wanted = {f"k{number}": torch.ones(1) for number in range(9)}
+
+    with pytest.raises(CheckpointError, match="lacks k0, k1, k2 and 6 more"):
+        dcp.copy_into(wanted, {}, "model")
