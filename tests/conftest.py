@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tests import skips
 from tests.forked_runs import Forks
+from tests.temporary_folder import TemporaryFolder
 from trainer.cluster.launch import connection
 from vidcurate.media import encode
 
@@ -29,6 +30,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
 
+
+TEMPORARY = pytest.StashKey[TemporaryFolder]()
+FAILED = pytest.StashKey[bool]()
 
 # A script starts what it leaves in the background deaf to SIGINT, and so would be every process started here.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -46,10 +50,21 @@ def pytest_configure(config: pytest.Config) -> None:
     Both are read later: by CUDA at its first call, by Triton where a kernel is defined.
     """
     skips.register(config)
+    if config.getoption("basetemp") is None:  # an xdist worker is given its folder
+        config.stash[TEMPORARY] = TemporaryFolder()
     if not config.getoption("--gpu"):
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
     elif not os.path.exists("/dev/nvidia0"):
         raise pytest.UsageError("--gpu: this machine has no /dev/nvidia0; leave it out, and the CPU does.")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    session.config.stash[FAILED] = exitstatus != pytest.ExitCode.OK
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if folder := config.stash.get(TEMPORARY, None):
+        folder.close(keep=config.stash.get(FAILED, True))
 
 
 # A busy machine may be slow, and no test is about how long an example takes. The examples are the same each
