@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data import curriculum_phases, data_checks
+from trainer.data import curriculum_phases
 from trainer.data.latents import request as latents_request
 from trainer.data.latents.folder import LatentFolder
 from trainer.data.latents.request import Missing
@@ -25,6 +25,7 @@ from trainer.recipe.data_spec import DataSpec
 from trainer.recipe.recipe import Stage, TrainRecipe, ValidationSpec
 from trainer.recipe.skip_windows import Windows
 from vidcurate.errors import RecipeError, ShardError, VidcurateError
+from vidcurate.loader.caption_names import check_caption_names
 from vidcurate.sampler import cost_table, order
 from vidcurate.sampler.build_plan import plan_of
 from vidcurate.sampler.changes.change_log import Journal
@@ -142,7 +143,7 @@ def open_stages(recipe: TrainRecipe, *, complete: bool = True) -> tuple[StageDat
         num_steps = stage.steps or order.steps_for_epochs(plan, stage.epochs or 0.0)
         curriculum_phases.check(stage, plan, num_steps)
         if not folder:
-            data_checks.check_captions(index, plan, spec)
+            check_caption_names(index, plan, spec.caption_names)
         stages.append(
             StageData(
                 number=number,

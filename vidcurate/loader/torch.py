@@ -5,6 +5,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from vidcurate.errors import InputError, StateError
+from vidcurate.loader.caption_names import check_caption_names
 from vidcurate.loader.fallback_clips import Event
 from vidcurate.loader.loader import Loader, MicroBatch
 from vidcurate.loader.spec import LoaderSpec
@@ -63,7 +65,8 @@ class ClipDataset(IterableDataset[ClipBatch]):
     """Micro-batches of one rank in the order of a plan; made by `dataset`.
 
     Give it to a DataLoader with `batch_size=None` and at most one worker: decode workers are its own. The
-    state is a step, so a run resumes on any number of ranks, at the end of a step.
+    state is a step, so a run resumes on any number of ranks, at the end of a step. A pass goes from the state
+    to the last step; the state moves with it, so that after the last step there is nothing left to read.
     """
 
     def __init__(
@@ -82,6 +85,8 @@ class ClipDataset(IterableDataset[ClipBatch]):
         self._rank, self._world_size, self._num_steps = rank, world_size, num_steps
         self._dtype = dtype
         self._step, self._num_taken = 0, 0  # the next micro-batch: its step, and those of the step before it
+        # In shared memory: whether a DataLoader's worker reads. This process then knows no state.
+        self._is_read_elsewhere = torch.zeros(1, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         """Return the number of micro-batches of this rank over all steps."""
@@ -98,6 +103,8 @@ class ClipDataset(IterableDataset[ClipBatch]):
                 f"DataLoader(num_workers={worker.num_workers}): several workers would each read every clip. "
                 "Set DataLoader(num_workers=0) and dataset(num_workers=…), which decodes in processes."
             )
+        if worker is not None:
+            self._is_read_elsewhere.fill_(1)
         with self._loader() as loader:
             while self._step < self._num_steps:
                 step, batches = self._step, loader.step(self._step)
@@ -118,7 +125,16 @@ class ClipDataset(IterableDataset[ClipBatch]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the micro-batches that were yielded: plain values, under 3 KiB."""
+        """Return the state after the micro-batches that were yielded: plain values, under 3 KiB.
+
+        Raises StateError where a DataLoader's worker yields them: its copy of the dataset has the state.
+        """
+        if get_worker_info() is None and self._is_read_elsewhere.item():
+            raise StateError(
+                "a worker of the DataLoader reads the clips, ahead of training: the dataset does not know "
+                "which were trained. Set DataLoader(num_workers=0) and dataset(num_workers=…), or take "
+                "state_dict of torchdata's StatefulDataLoader."
+            )
         state = state_of(self._index, self._plan, self._step)
         return {"loader": state.to_json(), "num_taken": self._num_taken, "world_size": self._world_size}
 
@@ -131,7 +147,9 @@ class ClipDataset(IterableDataset[ClipBatch]):
         try:
             state = LoaderState.from_json(state_dict["loader"])
             num_taken, world_size = int(state_dict["num_taken"]), int(state_dict["world_size"])
-        except (KeyError, TypeError, ValueError) as error:
+            if not (0 <= num_taken < self._plan.micro_batches_per_step and world_size > 0):
+                raise ValueError(f"num_taken is {num_taken}, world_size is {world_size}")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StateError(f"not a state of ClipDataset ({type(error).__name__}: {error}).") from error
         check_state(state, self._index, self._plan)
         if num_taken and world_size != self._world_size:
@@ -140,6 +158,7 @@ class ClipDataset(IterableDataset[ClipBatch]):
                 f"{self._world_size}. Save at the end of a step, where every rank has the same `step`."
             )
         self._step, self._num_taken = state.step, num_taken
+        self._is_read_elsewhere.fill_(0)
 
 
 def dataset(
@@ -160,8 +179,17 @@ def dataset(
     `plan` is what a training recipe has under `data.plan`: buckets, levels, weights, curriculum,
     micro_batches_per_step (over all ranks together, a multiple of `world_size`, so that every rank has as
     many). The clips of a step depend on the plan and `seed` alone, never on ranks, workers or restarts.
+    `captions` names captions that the clips have; several are shown in turn, epoch after epoch.
     Raises InputError, RecipeError, ShardError.
     """
+    if not 0 <= rank < world_size or num_workers < 0 or num_steps < 0 or not dtype.is_floating_point:
+        raise InputError(
+            f"rank={rank}, world_size={world_size}, num_workers={num_workers}, num_steps={num_steps}, "
+            f"dtype={dtype}: no dataset has these. Give a rank below world_size, counts from 0 and a dtype "
+            "of floating-point numbers."
+        )
+    if isinstance(captions, str):
+        raise InputError(f"captions={captions!r} is one text. Give a list: captions=[{captions!r}].")
     spec = plan if isinstance(plan, PlanSpec) else parse(json.dumps(plan), PlanSpec, where="plan.json")
     if spec.micro_batches_per_step % world_size:
         raise InputError(
@@ -170,18 +198,18 @@ def dataset(
         )
     index = read_index(shards)
     made = plan_of(index, spec, seed=seed)
+    check_caption_names(index, made, captions)
 
-    def loader() -> Loader:
-        return Loader(
-            index,
-            made,
-            LoaderSpec(num_workers=num_workers),
-            rank=rank,
-            world_size=world_size,
-            captions=captions,
-            on_event=on_event,
-        )
-
+    loader = partial(
+        Loader,
+        index,
+        made,
+        LoaderSpec(num_workers=num_workers),
+        rank=rank,
+        world_size=world_size,
+        captions=captions,
+        on_event=on_event,
+    )
     return ClipDataset(
         index, made, rank=rank, world_size=world_size, num_steps=num_steps, loader=loader, dtype=dtype
     )

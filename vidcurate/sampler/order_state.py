@@ -19,6 +19,7 @@ from vidcurate.shards.index_diff import Difference
 FORMAT = "vidcurate-loader-state-2"
 _FORMAT_1 = "vidcurate-loader-state-1"  # the same without the fields of the change log
 MAX_BYTES = 2048
+_MOST_STEPS = 1 << 53  # JSON's own integers; a run of a step a millisecond takes 285,000 years
 MOST_CHANGES = 8  # in the state; the change log has all
 
 # Kind of deliberate change → the flag of `python -m trainer` that accepts it.
@@ -70,7 +71,9 @@ class LoaderState:
                 wanted = tuple if name == "changes" else LoaderState.__annotations__[name]
                 if type(value) is not wanted or not all(type(text) is str for text in state.changes):
                     raise ValueError(f"{name} is {value!r}")
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if not 0 <= state.step < _MOST_STEPS:
+                raise ValueError(f"step is {state.step}")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StateError(
                 f"not a loader state of the format {FORMAT} ({type(error).__name__}: {error}); load another "
                 "checkpoint."

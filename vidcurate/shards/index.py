@@ -12,7 +12,7 @@ A light module: decode workers and GPU machines import it (no polars, no av, no 
 import hashlib
 import itertools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,10 @@ class Index:
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields: a copy in another process opens the file itself for other columns."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def words(self, column: str) -> Any:
         """Return a column (clip_id, sample_key, source_id, fold, …) as one pyarrow array.

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import pickle
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +149,76 @@ def test_what_would_repeat_or_lose_clips_is_refused(shards: Path, tmp_path: Path
     other = make(tmp_path / "other", count=12)
     with pytest.raises(StateError, match="the index now"):
         dataset(other.folder, PLAN, num_steps=2, seed=3).load_state_dict(clips.state_dict())
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_worker_of_a_data_loader_reads_the_same_and_the_state_is_its_own(
+    shards: Path, whole: list[Any], context: str
+) -> None:
+    clips = dataset(shards, PLAN, num_steps=1, seed=3)
+    loader = DataLoader(clips, batch_size=None, num_workers=1, multiprocessing_context=context)
+    before = clips.state_dict()
+
+    assert read(loader) == whole[:6]
+    with pytest.raises(StateError, match="does not know which were trained"):
+        clips.state_dict()
+    clips.load_state_dict(before)
+    assert clips.state_dict() == before
+
+
+def test_a_pickled_dataset_reads_on_from_its_state(shards: Path, whole: list[Any]) -> None:
+    clips = dataset(shards, PLAN, num_steps=4, seed=3)
+    list(itertools.islice(clips, 7))
+
+    assert read(pickle.loads(pickle.dumps(clips))) == whole[7:]
+
+
+def test_passes_that_end_early_go_on_and_a_finished_dataset_is_empty(shards: Path, whole: list[Any]) -> None:
+    clips = dataset(shards, PLAN, num_steps=2, seed=3, num_workers=1)
+    for _ in clips:
+        break
+    with pytest.raises(KeyError), closing(iter(clips)) as batches:
+        next(batches)["nothing"]
+    assert read(clips) == whole[2:12]
+    assert read(clips) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("num_taken", value) for value in (-1, 6, 10**9, 1e400, "x", None)),
+        *(("world_size", value) for value in (0, -1, None)),
+        *(("step", value) for value in (-1, 1 << 60, 1.0, True)),
+    ],
+)
+def test_a_forged_state_is_refused(shards: Path, key: str, value: object) -> None:
+    clips = dataset(shards, PLAN, num_steps=1, seed=3)
+    state = clips.state_dict()
+    if key == "step":
+        state["loader"] = json.dumps(json.loads(state["loader"]) | {key: value})
+    else:
+        state[key] = value
+
+    with pytest.raises(StateError, match=r"^not a"):
+        clips.load_state_dict(state)
+    with pytest.raises(StateError, match=r"^not a"):
+        clips.load_state_dict(state | {"loader": "[" * 100_000})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rank": 1},
+        {"rank": -1},
+        {"world_size": 0},
+        {"num_workers": -1},
+        {"num_steps": -1},
+        {"dtype": torch.int8},
+        {"captions": ()},
+        {"captions": "caption"},
+        {"captions": ("caption", "lnog")},
+    ],
+)
+def test_arguments_that_would_read_something_else_are_refused(shards: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(given))):
+        dataset(shards, PLAN, **{"num_steps": 1, **given})
