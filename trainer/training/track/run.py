@@ -95,8 +95,9 @@ class Run:
             self.model,
             ParallelSpec(),
             world,
-            getattr(torch, recipe.precision),
+            torch.float32 if recipe.precision == "float32" else torch.bfloat16,
             fast=recipe.blocks == "fast",
+            float8=recipe.precision == "float8",
         )
         self.masters = adamw.masters(self.model, with_muon=recipe.optim.muon is not None)
         self.gradient = StepGradient(self.layout, self.masters, graphs=graphs and data.device.type == "cuda")

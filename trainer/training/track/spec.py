@@ -84,8 +84,8 @@ class TrackRecipe(Recipe):
     """share of the captions that are replaced by the null caption"""
     ema_decay: Share = 0.99
     """decay of the average that is validated"""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """of the model's arithmetic"""
+    precision: Literal["float32", "bfloat16", "float8"] = "float32"
+    """of the model's arithmetic; float8: the large matmuls of fast blocks, all else bfloat16"""
     blocks: Literal["eager", "fast"] = "eager"
     """plain torch, or the Triton kernels"""
 
@@ -110,6 +110,8 @@ class TrackRecipe(Recipe):
                 )
         if self.routing and self.routing.pairs[1] >= self.model.depth:
             raise ValueError(f"routing.pairs ends at {self.routing.pairs[1]}; give less than model.depth")
+        if self.precision == "float8" and self.blocks != "fast":
+            raise ValueError("precision is float8, which only fast blocks compute; set blocks=fast")
         if self.batch > self.clips.count:
             raise ValueError(f"batch is {self.batch} and there are {self.clips.count} clips")
         return self

@@ -131,6 +131,7 @@ def test_the_recipes_of_the_repository_fit_and_differ_in_size_alone(tmp_path: Pa
         ("name=../x", "without a slash"),
         ("name=..", "without a slash"),
         ("batch=13", "batch is 13 and there are 12 clips"),
+        ("precision=float8", "which only fast blocks compute; set blocks=fast"),
     ],
 )
 def test_a_recipe_that_does_not_fit_is_refused(tmp_path: Path, setting: str, message: str) -> None:
