@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_runs import Forks
 from vidcurate.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,13 +26,16 @@ def test_a_report_again_says_the_same_and_trains_nothing(tmp_path: Path) -> None
     assert first.endswith(again)
 
 
-def test_too_few_clips_for_a_bucket_are_reported_in_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/mixture.py", str(tmp_path / "out"), "--clips", "3"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.startswith("error: level-")
-    assert "fewer than a micro-batch of" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+def test_too_few_clips_for_a_bucket_are_reported_in_one_line(forks: Forks, tmp_path: Path) -> None:
+    reported = tmp_path / "reported.txt"
+    words = ["benchmarks/mixture.py", str(tmp_path / "out"), "--clips", "3"]
+    script = "sys.path.insert(0, 'benchmarks'); runpy.run_path(sys.argv[0], run_name='__main__')"
+    ended = forks.start(["-c", f"import runpy, sys; sys.argv = {words}; {script}"], reported=reported)
+    assert ended.codes() == [2], reported.read_text()
+    line = reported.read_text()
+    assert line.startswith("error: level-")
+    assert "fewer than a micro-batch of" in line
+    assert len(line.splitlines()) == 1
 
 
 def test_made_up_clips_are_not_written_over_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

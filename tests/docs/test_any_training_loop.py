@@ -1,12 +1,11 @@
 """docs/any-training-loop.md: every example runs as it stands, and its comments say what it prints."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forked_runs import Forks
 from tests.loader_runs import make
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "any-training-loop.md"
@@ -31,13 +30,14 @@ def test_the_page_has_the_four_loops() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_runs_and_prints_what_its_comments_say(run: Path, name: str) -> None:
+def test_an_example_runs_and_prints_what_its_comments_say(
+    forks: Forks, run: Path, tmp_path: Path, name: str
+) -> None:
     code = EXAMPLES[name].replace("RUN/", f"{run}/")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    reported = tmp_path / "reported.txt"
+    done = forks.start(["-c", f"import warnings; warnings.simplefilter('ignore')\n{code}"], reported=reported)
+    assert done.codes() == [0], reported.read_text()[-3000:]
+    lines = done.text().splitlines()
     expected = re.findall(r"print\(.*\)  # (.+)$", EXAMPLES[name], flags=re.M)
     assert expected
     assert all(line in lines for line in expected), lines

@@ -134,7 +134,11 @@ def test_pixels_have_the_shape_range_and_type_asked_for(shards: Path) -> None:
     assert batch["captions"] == [captions[clip] for clip in batch["clip_ids"]]
 
 
-def test_what_would_repeat_or_lose_clips_is_refused(shards: Path, tmp_path: Path) -> None:
+def test_what_would_repeat_or_lose_clips_is_refused(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Torch joins each worker of a loader that raised for so many seconds: five.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     with pytest.raises(InputError, match="no multiple of 4 ranks"):
         dataset(shards, PLAN, num_steps=1, world_size=4)
     with pytest.raises(InputError, match="each read every clip"):
