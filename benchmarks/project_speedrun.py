@@ -75,17 +75,21 @@ class Machine:
 # ── the measured table ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def measured_steps(table: Sequence[Row]) -> list[Measured]:
-    """Return the measured steps with their micro-batches, as benchmarks/train_step.py made them."""
+def measured_steps(table: Sequence[Row], form: str = "") -> list[Measured]:
+    """Return the measured steps with their micro-batches, as benchmarks/train_step.py made them.
+
+    `form`: "float8" for the rows of that form; "": those of the fastest form in the model's precision.
+    """
     from train_step import SHAPES, in_parts  # it needs Triton
 
     found = {entry["metric"]: entry for entry in table}
     steps = []
     for name, shape in SHAPES.items():
-        forward, backward = found.get(f"{name}_forward_ms"), found.get(f"{name}_backward_ms")
+        prefix = f"{name}_{form}_" if form else f"{name}_"
+        forward, backward = found.get(f"{prefix}forward_ms"), found.get(f"{prefix}backward_ms")
         if not forward or not backward:
             continue
-        is_fast = "ours is fast" in forward["peer"]
+        is_fast = form == "float8" or "ours is fast" in forward["peer"]
         size = shape.fast_micro_batch or shape.micro_batch if is_fast else shape.micro_batch
         is_lean = is_fast and shape.fast_lean  # what lean blocks cost is in what was measured
         places = shape.tokens // shape.frames
@@ -216,11 +220,12 @@ def print_fit(machine: Machine, steps: Sequence[Measured]) -> None:
 class Figures:
     """GPU hours of a stage, and each case's imbalance, assigned round-robin and by time.
 
-    `share` is what a real run reaches of training and update.
+    `share` is what a real run reaches of training and update; `float8` is training in float8.
     """
 
     steps: int
     training: float
+    float8: float | None
     update: float
     ahead: float
     online: float
@@ -286,7 +291,12 @@ def simulate(
 
 
 def project(
-    stage: Stage, recipe: TrainRecipe, machine: Machine, rates: Rates, given: argparse.Namespace
+    stage: Stage,
+    recipe: TrainRecipe,
+    machine: Machine,
+    in_float8: Machine | None,
+    rates: Rates,
+    given: argparse.Namespace,
 ) -> Figures:
     """Print what a stage costs and return it."""
     clips = given.clips + (given.more_clips if stage.name == "stage-3" else 0)
@@ -303,6 +313,10 @@ def project(
         training += count * runs(cell.bucket).seconds / 3600
         online += shown * encoder / 3600
         ahead += len(cell.rows) * encoder / 3600
+    float8 = None
+    if in_float8:
+        costs = (run_of(recipe, in_float8, cell.bucket).seconds for cell in plan.cells)
+        float8 = sum(count * seconds for count, seconds in zip(counts, costs, strict=True)) / 3600
     update = num_steps * plan.micro_batches_per_step * machine.update_seconds / 3600
     print(
         f"{stage.name}: {plan.num_clips:,} of {clips:,} clips in {len(plan.cells)} buckets, {num_steps:,} "
@@ -321,6 +335,7 @@ def project(
     figures = Figures(
         steps=num_steps,
         training=training,
+        float8=float8,
         update=update,
         ahead=ahead,
         online=online,
@@ -331,8 +346,10 @@ def project(
         f"{training * (figures.imbalance[case][1] - 1):,.0f} on {spread.replace('_', ' ')}"
         for spread, case in SPREADS.items()
     )
+    alternative = "" if float8 is None else f" ({float8:,.0f} in float8)"
     print(
-        f"  GPU hours: {training:,.0f} of micro-batches, {update:,.0f} of updates, {figures.lost:,.0f} lost "
+        f"  GPU hours: {training:,.0f} of micro-batches{alternative}, "
+        f"{update:,.0f} of updates, {figures.lost:,.0f} lost "
         f"in a real run; of waiting {waiting}; of encoding {ahead:,.0f} ahead, {online:,.0f} online\n",
         flush=True,
     )
@@ -355,8 +372,26 @@ def as_rows(found: dict[str, Figures], hardware: str) -> list[Row]:
                     goal="<= 2,300" if (way, spread) == ("ahead", "48_ranks") else "",
                 )
             )
+    in_float8 = [dataclasses.replace(one, training=one.float8) for one in found.values() if one.float8]
+    if len(in_float8) == len(found):
+        case = SPREADS["48_ranks"]
+        rows.append(
+            less_is_better(
+                "gpu_hours_ahead_48_ranks_float8",
+                sum(figures.hours(case) + figures.ahead for figures in in_float8),
+                "GPU hours",
+                peer="the same in bfloat16",
+                peer_value=sum(figures.hours(case) + figures.ahead for figures in found.values()),
+                goal="<= 2,300",
+            )
+        )
     for name, figures in found.items():
         steps = PUBLISHED_STEPS[name]
+        if figures.float8:
+            rows.append(
+                less_is_better(f"{name}_gpu_hours_training_float8", figures.float8, "GPU hours",
+                               peer="the same in bfloat16", peer_value=figures.training)
+            )  # fmt: skip
         rows.append(
             less_is_better(f"{name}_steps", figures.steps, "steps", peer="published run", peer_value=steps)
         )
@@ -421,7 +456,9 @@ def main() -> None:
         measured_on = f"{table[0]['hardware']}, {blocks} blocks"
         write_cost_table(given.cost_table, measured_on, *clip_costs(recipe, machine))
 
-    found = {stage.name: project(stage, recipe, machine, rates, given) for stage in recipe.stages}
+    float8_steps = measured_steps(table, "float8")
+    in_float8 = dataclasses.replace(machine, cost=fit(float8_steps)) if float8_steps else None
+    found = {stage.name: project(stage, recipe, machine, in_float8, rates, given) for stage in recipe.stages}
     keep(given.out, as_rows(found, f"{table[0]['hardware']}, projected"))
 
 

@@ -394,7 +394,7 @@ def main() -> None:
                     row(f"{name}_{form}_tokens_per_s", rate, "tokens/s", peer=called,
                         peer_value=other, hardware=hardware)
                 )  # fmt: skip
-                for metric in ("sm_mhz", "watts"):
+                for metric in ("forward_ms", "backward_ms", "optimizer_ms", "sm_mhz", "watts"):
                     rate, other = (found[one][metric] for one in (form, usual))
                     rows.append(
                         row(f"{name}_{form}_{metric}", rate, UNITS[metric], peer=called, peer_value=other,
