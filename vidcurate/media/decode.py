@@ -10,7 +10,7 @@ container closes (PyAV 1117).
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from vidcurate.errors import MediaError
 from vidcurate.media.container import opened, packets_of, reason_of
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.media.packets import frame_map_of
-from vidcurate.media.scale import Orientation, cover, orientation_of, pixel_shape
+from vidcurate.media.scale import ClipOrientation, cover, pixel_shape
 
 # Kinds of errors that the full path cannot repair.
 _FINAL = {"missing", "empty", "too_slow"}
@@ -71,21 +71,18 @@ class _Wanted:
     place: int | None
     mirror: bool
     filled: int = 0
-    turn: Orientation | None = None
-    pixel_shape: float = 1.0
+    turn: ClipOrientation = field(default_factory=ClipOrientation)
 
     def put(self, frame: Any, number: int, slots: Sequence[int], stream: Any) -> None:
         if frame.is_corrupt and not self.accept_corrupt:
             raise MediaError(f"{self.name}: frame {number} is damaged.", kind="corrupt_frame")
-        if self.turn is None:
-            self.turn, self.pixel_shape = orientation_of(frame), pixel_shape(stream)
         height, width = self.out.shape[1:3]
         image = cover(
             frame,
             height,
             width,
-            self.pixel_shape,
-            self.turn,
+            pixel_shape(stream),
+            self.turn.of(frame),
             place=self.place,
             mirror=self.mirror,
         )
@@ -106,6 +103,7 @@ class _Wanted:
             start = int(frame_map.pts[key]) if key else None
             frames = _decoded_from(container, stream, start, set(number_at), self.deadline)
         for frame in frames:
+            self.turn.of(frame)
             number = number_at.pop(frame.pts, None)
             if number is not None:
                 self.put(frame, number, slots[number], stream)
@@ -118,6 +116,7 @@ class _Wanted:
         """Fill `out` from the start of a file whose packets have no times."""
         slots = _slots(self.numbers)
         for number, frame in enumerate(_decoded(container, stream, self.deadline)):
+            self.turn.of(frame)
             if number in slots:
                 self.put(frame, number, slots[number], stream)
                 if self.filled == len(self.numbers):
@@ -125,7 +124,7 @@ class _Wanted:
 
     def read(self, source: Path | bytes, frame_map: FrameMap | None, *, is_short: bool) -> None:
         """Fill `out` on the fast or the full path. Raises MediaError."""
-        self.filled, self.turn = 0, None
+        self.filled, self.turn = 0, ClipOrientation()
         with opened(source, is_brief=is_short) as (container, stream):
             try:
                 if frame_map is None:

@@ -9,9 +9,11 @@ from typing import Any
 import av
 
 from vidcurate.errors import MediaError
-from vidcurate.media import matroska, mp4_boxes
+from vidcurate.media import matroska, mp4_boxes, mp4_samples
+from vidcurate.media.coded_units import display_orientation
+from vidcurate.media.coded_units.units import CODECS
 from vidcurate.media.container import codec_of, opened
-from vidcurate.media.packets import PacketIndex, index_of
+from vidcurate.media.packets import PacketIndex, first_packet_of, index_of
 from vidcurate.storage.file_window import FileBytes
 
 
@@ -22,7 +24,8 @@ class Header:
     `width` and `height` are as displayed: the coded width times `sample_aspect_ratio` (a pixel's width over
     its height as coded), then the rotation. `codec` and `audio_codec` name codecs, `audio_decoder` the
     decoder, which FFmpeg's messages name. `is_trimmed`: an edit
-    list hides frames that `num_frames` counts. None means that the header has no value.
+    list hides frames that `num_frames` counts. `counts_shown_frames`: false there, and for AVI, whose
+    `num_frames` counts frame times, dropped frames too. None means that the header has no value.
     """
 
     container: str
@@ -37,6 +40,7 @@ class Header:
     fps: float | None
     num_frames: int | None
     is_trimmed: bool
+    counts_shown_frames: bool
     duration_seconds: float | None
     audio_duration_seconds: float | None
     bit_rate: int | None
@@ -70,11 +74,16 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         with path.open("rb") as file:
             if family == "mov":
                 rotation = mp4_boxes.rotation_degrees(file, size)
-                is_trimmed = mp4_boxes.is_trimmed(file, size)
+                times = mp4_samples.read_display_times(FileBytes(file, size))
+                is_trimmed = times[1] if times else mp4_boxes.is_trimmed(file, size)
                 if num_frames and mp4_boxes.is_fragmented(file, size):
                     num_frames = duration = None  # they count the frames before the first fragment
             else:
                 rotation = matroska.rotation_degrees(FileBytes(file, size))
+    if codec_of(stream) in CODECS:
+        first = first_packet_of(path, container, stream)
+        in_stream = display_orientation.rotation_degrees(stream, first)
+        rotation = rotation if in_stream is None else in_stream
     pixel_shape = float(stream.sample_aspect_ratio or 1)
     width, height = max(1, round(codec.width * pixel_shape)), codec.height
     if rotation % 180 == 90:
@@ -95,6 +104,7 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         fps=float(stream.average_rate) if stream.average_rate else None,
         num_frames=num_frames,
         is_trimmed=is_trimmed,
+        counts_shown_frames=not is_trimmed and family != "avi",
         duration_seconds=duration or (container.duration / av.time_base if has_duration else None),
         audio_duration_seconds=_seconds(audio.duration, audio.time_base) if audio is not None else None,
         bit_rate=container.bit_rate or None,

@@ -86,8 +86,8 @@ def _table(boxes: Boxes, kind: bytes, dtype: str, columns: int, skip: int = 0) -
     return numbers.reshape(-1, columns).astype(np.int64) if len(numbers) == count * columns else None
 
 
-def _times(stbl: Boxes, count: int) -> NDArray[np.int64] | None:
-    """Return the display time of each sample, before any edit."""
+def _times(stbl: Boxes, count: int, *, may_be_negative: bool = False) -> NDArray[np.int64] | None:
+    """Return the display time of each sample, before any edit; None for tables that do not fit."""
     steps = _table(stbl, b"stts", ">u4", 2)
     if steps is None or steps[:, 0].sum() != count or (steps < 1).any() or (steps[:, 1] >= 1 << 31).any():
         return None
@@ -96,7 +96,12 @@ def _times(stbl: Boxes, count: int) -> NDArray[np.int64] | None:
     if b"ctts" not in stbl:
         return decoded
     delays = _table(stbl, b"ctts", ">i4", 2)
-    if delays is None or (delays < 0).any() or delays[:, 0].sum() != count:
+    if (
+        delays is None
+        or ((delays[:, 1] < 0).any() and not may_be_negative)
+        or (delays[:, 0] < 0).any()
+        or delays[:, 0].sum() != count
+    ):
         return None
     return np.asarray(decoded + np.repeat(delays[:, 1], delays[:, 0]))
 
@@ -121,23 +126,48 @@ def _is_whole(stbl: Boxes, sizes: NDArray[np.int64], size: int) -> bool:
     return bool((starts[:, 0] + lengths <= size).all())
 
 
+def _edits(trak: Boxes) -> list[tuple[int, int]] | None:
+    """Return (length in the movie's ticks, start in the track's) of each edit; None for odd ones.
+
+    A pause starts at -1.
+    """
+    edits = _inside(trak, b"edts")
+    payload = edits[b"elst"][0] if edits and len(edits.get(b"elst", [])) == 1 else b""
+    form = {0: ">Iihh", 1: ">Qqhh"}.get(payload[0]) if payload else None
+    if form is None or (len(payload) - 8) % struct.calcsize(form):
+        return None
+    rows = list(struct.iter_unpack(form, payload[8:]))
+    if len(rows) != struct.unpack_from(">I", payload, 4)[0] or any(row[2:] != (1, 0) for row in rows):
+        return None
+    return [(length, start) for length, start, _, _ in rows]
+
+
 def _begins(trak: Boxes, shown: NDArray[np.int64], timescale: int, movie_scale: int) -> int | None:
     """Return the start time of the edit, 0 without one; None for any but the usual edit."""
     if b"edts" not in trak:
         return 0
-    edits = _inside(trak, b"edts")
-    payload = edits[b"elst"][0] if edits and len(edits.get(b"elst", [])) == 1 else b""
-    form = {0: ">Iihh", 1: ">Qqhh"}.get(payload[0]) if payload else None
-    if form is None or len(payload) != 8 + struct.calcsize(form) or payload[4:8] != b"\0\0\0\1":
+    edits = _edits(trak)
+    if edits is None or len(edits) != 1 or not movie_scale:
         return None
-    length, begin, rate, fraction = struct.unpack_from(form, payload, 8)
-    if (rate, fraction) != (1, 0) or begin != shown.min() or not movie_scale:
+    length, begin = edits[0]
+    if begin != shown.min():
         return None
     return int(begin) if length * timescale // movie_scale > int(shown.max()) - begin else None
 
 
-def read_sample_table(data: FileBytes) -> Samples | None:
-    """Return the samples of an MP4, None unless it is the plain case. Raises OSError."""
+@dataclass(frozen=True, slots=True)
+class _Video:
+    """Video track: its boxes, the ticks/s of track and movie, and the bytes of each sample (n, 1)."""
+
+    trak: Boxes
+    stbl: Boxes
+    timescale: int
+    movie_scale: int
+    sizes: NDArray[np.int64]
+
+
+def _video_of(data: FileBytes) -> _Video | None:
+    """Return the video track of an MP4 without fragments and with one such track, else None."""
     movie = _boxes(_header_of(data) or b"")
     if not movie or b"mvex" in movie or len(movie.get(b"mvhd", [])) != 1:
         return None
@@ -152,20 +182,52 @@ def read_sample_table(data: FileBytes) -> Samples | None:
     trak, media = pictures[0]
     stbl = _inside(media, b"minf", b"stbl")
     head, top = media.get(b"mdhd", [b""])[0], movie[b"mvhd"][0]
-    entries = stbl.get(b"stsd", [b""])[0] if stbl else b""
-    if not stbl or _FOREIGN & stbl.keys() or entries[4:8] != b"\0\0\0\1" or entries[12:16] not in _CODECS:
-        return None
-    if len(head) < 24 or len(top) < 24:
+    if not stbl or len(head) < 24 or len(top) < 24:
         return None
     timescale, movie_scale = (struct.unpack_from(">I", box, 20 if box[0] else 12)[0] for box in (head, top))
     fixed = struct.unpack_from(">I", stbl.get(b"stsz", [bytes(12)])[0], 4)[0]
     sizes = None if fixed else _table(stbl, b"stsz", ">u4", 1, skip=4)
     if sizes is None or not len(sizes) or (sizes < 1).any() or not timescale:
         return None
+    return _Video(trak, stbl, timescale, movie_scale, sizes)
+
+
+def read_display_times(data: FileBytes) -> tuple[NDArray[np.int64], bool] | None:
+    """Return (display times, whether edits hide a sample) of the video track of an MP4.
+
+    Times: int64 (n,), in decoding order, in the track's ticks before any edit. None where the tables do not
+    tell: fragments, several video tracks, odd edits, damage. Raises OSError.
+    """
+    video = _video_of(data)
+    shown = _times(video.stbl, len(video.sizes), may_be_negative=True) if video else None
+    if video is None or shown is None:
+        return None
+    if b"edts" not in video.trak:
+        return shown, False
+    edits = _edits(video.trak)
+    if edits is None or not video.movie_scale:
+        return None
+    parts = [(length, start) for length, start in edits if start >= 0]  # without pauses
+    if len(parts) != 1:
+        return shown, len(parts) > 1
+    length, start = parts[0]
+    end = start + length * video.timescale // video.movie_scale
+    return shown, bool(start > shown.min() or (length and end <= shown.max()))
+
+
+def read_sample_table(data: FileBytes) -> Samples | None:
+    """Return the samples of an MP4, None unless it is the plain case. Raises OSError."""
+    video = _video_of(data)
+    if video is None:
+        return None
+    stbl, sizes, timescale = video.stbl, video.sizes, video.timescale
+    entries = stbl.get(b"stsd", [b""])[0]
+    if _FOREIGN & stbl.keys() or entries[4:8] != b"\0\0\0\1" or entries[12:16] not in _CODECS:
+        return None
     shown = _times(stbl, len(sizes))
     if shown is None or not _is_whole(stbl, sizes[:, 0], data.size):
         return None
-    begin = _begins(trak, shown, timescale, movie_scale)
+    begin = _begins(video.trak, shown, timescale, video.movie_scale)
     is_key = np.ones(len(shown), dtype=np.bool_)
     if b"stss" in stbl:
         keys = _table(stbl, b"stss", ">u4", 1)

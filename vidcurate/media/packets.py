@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate.media import matroska, mp4_boxes, mp4_samples
+from vidcurate.media.coded_units.field_pictures import FieldPairs
+from vidcurate.media.coded_units.leading_pictures import LeadingPictures
 from vidcurate.media.container import codec_of, opened, packets_of
-from vidcurate.media.field_pictures import FieldPairs
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.storage.file_window import FileBytes
 
@@ -25,6 +26,9 @@ SEEKABLE = {"mov", "avi", "matroska", "flv"}
 _INDEXED = {"mov", "avi"}
 # Containers with a display time per packet; for others FFmpeg derives the times by decoding some frames.
 _TIMED = {"mov", "matroska"}
+# An AVI whose entries end before this share of its header's count has no index at its end.
+_LEAST_INDEXED_SHARE = 0.95
+_MOST_PACKET_BYTES = 1 << 24
 FAST_CLOCK = 500  # ticks/s; no clip of Matroska has a frame each tick of such a clock
 
 
@@ -39,7 +43,10 @@ class PacketIndex:
     the packets that complete a frame of two fields (`field_pictures`). `has_times`: false when a
     packet has none, or when packets are one tick apart on a fast clock, as muxers write that know none.
     `has_unseen`: a header's index counts packets, and whether
-    one holds only hidden pictures (VP8, VP9) shows in its bytes alone.
+    one holds only hidden pictures (VP8, VP9) shows in its bytes alone. `num_leading` counts the
+    leading pictures that do not decode (`leading_pictures`); the other counts leave them out. `num_ticks`
+    (AVI) counts the frame times up to the last packet, dropped frames too, as AVI's header does. `was_read`:
+    all packets have been read.
     """
 
     num_frames: int
@@ -53,19 +60,24 @@ class PacketIndex:
     num_second_fields: int = 0
     has_times: bool = True
     has_unseen: bool = False
+    num_leading: int = 0
+    num_ticks: int | None = None
+    was_read: bool = False
 
 
-def _from_entries(entries: Any, base: Fraction | None, sound_end: int) -> PacketIndex:
+def _from_entries(
+    entries: Any, base: Fraction | None, end: int | None, shown: NDArray[np.int64] | None
+) -> PacketIndex:
+    """Return the index by the header's entries; `shown` holds the display times where they are known."""
     timestamps: list[int] = []
-    ends: list[int] = []
-    keys = 0
-    for entry in entries:
-        ends.append(entry.pos + entry.size)
-        if not entry.is_discard:  # an edit list hides it
-            timestamps.append(entry.timestamp)
+    keys = hidden = 0
+    for number, entry in enumerate(entries):
+        if entry.is_discard:  # an edit list hides it
+            hidden += 1
+        else:
+            timestamps.append(entry.timestamp if shown is None else int(shown[number]))
             keys += entry.is_keyframe
-    hidden = len(ends) - len(timestamps)
-    return _index(timestamps, keys, base, max([*ends, sound_end]), num_hidden=hidden)
+    return _index(timestamps, keys, base, end, num_hidden=hidden)
 
 
 def _shows_vp9(data: bytes) -> bool:
@@ -107,21 +119,31 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     keys = 0
     has_times = True
     pairs, seconds = FieldPairs(stream), 0
+    family = container.format.name.split(",")[0]
+    leading, num_leading = LeadingPictures(container, stream), 0
     # Damage ends the count; the probe compares it with the header.
     with suppress(av.FFmpegError, OSError):
         for packet in packets_of(container, stream):
             if pairs.is_second(packet):
                 seconds += 1
+            elif leading.is_undecodable(packet):
+                num_leading += 1
             elif _is_shown(packet, codec_of(stream)):
-                stamp = packet.pts if packet.pts is not None else packet.dts
+                # AVI has no display times: FFmpeg guesses them from the decoding times.
+                stamp = packet.dts if packet.pts is None or family == "avi" else packet.pts
                 timestamps.append(stamp if stamp is not None else len(timestamps))
                 has_times = has_times and stamp is not None
                 keys += packet.is_keyframe
-    is_coarse = container.format.name.split(",")[0] == "matroska"
-    if is_coarse and stream.time_base and 1 / stream.time_base >= FAST_CLOCK and len(timestamps) > 2:
+    if (
+        family == "matroska"
+        and stream.time_base
+        and 1 / stream.time_base >= FAST_CLOCK
+        and len(timestamps) > 2
+    ):
         has_times = has_times and float(np.median(np.diff(np.sort(timestamps)))) > 1
     found = _index(timestamps, keys, stream.time_base if has_times else None, end, has_times=has_times)
-    return replace(found, num_second_fields=seconds)
+    ticks = max(timestamps, default=0) + 1 if family == "avi" else None
+    return replace(found, num_second_fields=seconds, num_leading=num_leading, num_ticks=ticks, was_read=True)
 
 
 def _holes(steps: NDArray[np.int64], usual: float) -> int | None:
@@ -183,30 +205,75 @@ def _is_fragmented(name: str) -> bool:
         return mp4_boxes.is_fragmented(file, os.path.getsize(name))
 
 
-def has_index(container: Any, stream: Any) -> bool:
-    """Return whether the header of an opened file has the index of all its packets.
+def first_packet_of(path: Path, container: Any, stream: Any) -> bytes:
+    """Return the bytes of an opened file's first video packet, b"" for none; the file's place stays.
+
+    Raises OSError.
+    """
+    if container.format.name.split(",")[0] in _INDEXED and len(stream.index_entries):
+        entry = stream.index_entries[0]
+        with path.open("rb") as file:
+            file.seek(entry.pos)
+            return file.read(min(entry.size, _MOST_PACKET_BYTES))
+    is_brief = container.format.name.split(",")[0] in _TIMED
+    with suppress(av.FFmpegError), opened(path, is_brief=is_brief) as (again, _):
+        for packet in packets_of(again, again.streams[stream.index]):
+            return bytes(packet)
+    return b""
+
+
+def _header_index(path: Path, container: Any, stream: Any) -> PacketIndex | None:
+    """Return the packet index by the file's header, None where it does not tell all frames.
 
     A fragmented file counts in its header at most the frames before its first fragment, and indexes only the
-    packets read so far. In field-coded H.264 the bytes alone say which packets are frames.
+    packets read so far. The bytes alone say which packets are frames in field-coded H.264, and which pictures
+    lead a first key frame and do not decode. With an edit list that hides frames, the index has other times
+    than a player shows; so it has in an MP4 whose tables no longer fit. An AVI without an index at its end
+    has entries only for the packets read so far.
     """
     family = container.format.name.split(",")[0]
-    if family not in _INDEXED or not len(stream.index_entries) or not stream.frames:
-        return False
-    return not (family == "mov" and _is_fragmented(container.name)) and not FieldPairs(stream).may_occur
+    entries = stream.index_entries
+    if family not in _INDEXED or not len(entries) or not stream.frames or FieldPairs(stream).may_occur:
+        return None
+    if LeadingPictures(container, stream).opens(first_packet_of(path, container, stream)):
+        return None
+    shown, ticks = None, None
+    if family == "mov":
+        with path.open("rb") as file:
+            data = FileBytes(file, os.path.getsize(path))
+            if mp4_boxes.is_fragmented(file, data.size):
+                return None
+            times = mp4_samples.read_display_times(data)
+        if times is not None and times[1]:
+            return None
+        if times is not None and len(times[0]) == len(entries):
+            shown = times[0]
+    if family == "avi":
+        ticks = max(entry.timestamp for entry in entries) + 1
+        if ticks < _LEAST_INDEXED_SHARE * stream.frames:
+            return None
+    found = _from_entries(entries, stream.time_base, _indexed_end(container, stream), shown)
+    return replace(found, has_unseen=codec_of(stream) in ("vp8", "vp9"), num_ticks=ticks)
+
+
+def _indexed_end(container: Any, stream: Any) -> int | None:
+    """Return the end in bytes of the last packet that the header's index names."""
+    last = [other.index_entries[-1] for other in container.streams.audio if len(other.index_entries)]
+    return max((entry.pos + entry.size for entry in (*stream.index_entries, *last)), default=None)
 
 
 def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
-    """Return the packet index of an opened file: from its header, or by reading all packets."""
+    """Return the packet index of an opened file: from its header, or by reading all packets.
+
+    Raises OSError.
+    """
     family = container.format.name.split(",")[0]
-    if has_index(container, stream):
-        entries = stream.index_entries
-        last = [other.index_entries[-1] for other in container.streams.audio if len(other.index_entries)]
-        sound_end = max((entry.pos + entry.size for entry in last), default=0)
-        found = _from_entries(entries, stream.time_base, sound_end)
-        return replace(found, has_unseen=codec_of(stream) in ("vp8", "vp9"))
+    found = _header_index(path, container, stream)
+    if found is not None:
+        return found
     end = None
     if family in _INDEXED and stream.frames and not (family == "mov" and _is_fragmented(container.name)):
-        end = max((entry.pos + entry.size for entry in stream.index_entries), default=None)
+        end = _indexed_end(container, stream)
     if family == "matroska":
         with path.open("rb") as file:
             end = matroska.segment_end_bytes(FileBytes(file, os.path.getsize(path)))
@@ -240,7 +307,7 @@ def _map_in_tables(source: Path | bytes) -> FrameMap | None:
     if samples is None:
         return None
     pts = np.sort(samples.shown)
-    if (np.diff(pts) <= 0).any():
+    if (np.diff(pts) <= 0).any() or pts[0] != samples.shown[0]:  # leading pictures: their bytes must be read
         return None
     keys = np.searchsorted(pts, np.sort(samples.shown[samples.is_key])).astype(np.int64)
     return FrameMap(time_base=Fraction(1, samples.timescale), pts=pts, key_frames=keys)
@@ -253,9 +320,10 @@ def _map_in(container: Any, stream: Any) -> FrameMap | None:
     keys: list[int] = []
     codec, base = codec_of(stream), stream.time_base
     pairs = FieldPairs(stream)
+    leading = LeadingPictures(container, stream)
     try:
         for packet in packets_of(container, stream):
-            if pairs.is_second(packet) or not _is_shown(packet, codec):
+            if pairs.is_second(packet) or leading.is_undecodable(packet) or not _is_shown(packet, codec):
                 continue
             if packet.pts is None:
                 return None

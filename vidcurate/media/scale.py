@@ -8,6 +8,7 @@ the other rounds). Colour matrix and range are those of the frame (BT.601 and li
 FFmpeg); HDR is not tone-mapped, alpha is dropped. Rotation comes last, on the small image.
 """
 
+import math
 import struct
 import threading
 from functools import lru_cache
@@ -141,6 +142,31 @@ def orientation_of(frame: Any) -> Orientation:
     if abs(b) > abs(a):
         return True, c < 0, b < 0
     return False, a < 0, d < 0
+
+
+def quarter_turns_of(frame: Any) -> int:
+    """Return the counter-clockwise quarter turns (0 to 3) that show the frame upright but for reflections."""
+    matrix = frame.side_data.get(SideData.DISPLAYMATRIX)
+    if matrix is None:
+        return 0
+    a, b = struct.unpack_from("=2i", bytes(matrix))
+    return round(-math.degrees(math.atan2(b, a)) / 90) % 4
+
+
+class ClipOrientation:
+    """Orientation of a clip's frames, from the first frame that the decoder gives.
+
+    H.264 carries an orientation message with key frames only; it holds for the frames after them.
+    """
+
+    def __init__(self) -> None:
+        self._found: Orientation | None = None
+
+    def of(self, frame: Any) -> Orientation:
+        """Return the orientation; call this first with the first frame decoded, wanted or not."""
+        if self._found is None:
+            self._found = orientation_of(frame)
+        return self._found
 
 
 def crop_of(

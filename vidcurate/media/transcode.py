@@ -22,7 +22,7 @@ from pydantic import Field
 from vidcurate.errors import MediaError
 from vidcurate.media.container import codec_of, opened, packets_of, reason_of
 from vidcurate.media.packets import SEEKABLE
-from vidcurate.media.scale import cover
+from vidcurate.media.scale import ClipOrientation, Orientation, cover
 from vidcurate.recipe.recipe import Recipe
 
 # Codecs that mp4 carries; `trim_video` writes others to Matroska.
@@ -187,12 +187,16 @@ def trim_video(source: Path, start_seconds: float | None, end_seconds: float | N
 
 
 def _frames_in(
-    container: Any, stream: Any, rate: Fraction, start: float, end: float
+    container: Any, stream: Any, rate: Fraction, start: float, end: float, turn: ClipOrientation
 ) -> Iterator[tuple[float, Any]]:
-    """Yield (seconds after the file's start, frame) of the frames in the interval, in display order."""
+    """Yield (seconds after the file's start, frame) of the frames in the interval, in display order.
+
+    `turn` receives the first frame decoded, which may lie before the interval.
+    """
     half, origin = float(1 / rate) / 2, origin_seconds(stream)
     for packet in packets_of(container, stream):
         for frame in packet.decode():
+            turn.of(frame)
             if frame.time is None:
                 raise MediaError("a frame has no time stamp.", kind="cannot_cut")
             time = frame.time - origin
@@ -213,12 +217,12 @@ def first_frame(
     or unreadable.
     """
     with opened(source) as (container, stream):
-        aspect = float(stream.sample_aspect_ratio or 1)
+        aspect, turn = float(stream.sample_aspect_ratio or 1), ClipOrientation()
         try:
             rate = frame_rate(container, stream)
             seek_before(container, stream, start_seconds)
-            for _, frame in _frames_in(container, stream, rate, start_seconds, end_seconds):
-                return np.ascontiguousarray(cover(frame, height, width, aspect))
+            for _, frame in _frames_in(container, stream, rate, start_seconds, end_seconds, turn):
+                return np.ascontiguousarray(cover(frame, height, width, aspect, turn.of(frame)))
         except (av.FFmpegError, OSError, ValueError) as error:
             raise MediaError(f"cannot be read ({reason_of(error)}).", kind="unreadable") from error
     raise MediaError(f"no frame between {start_seconds:g} s and {end_seconds:g} s.", kind="no_frames")
@@ -255,10 +259,10 @@ def _held_at_end(frames: Iterator[tuple[float, Any]], wanted: int | None) -> Ite
         yield from itertools.repeat(last, wanted - count)
 
 
-def _even_size(frame: Any, aspect: float, short_side: int | None) -> tuple[int, int]:
+def _even_size(frame: Any, aspect: float, turn: Orientation, short_side: int | None) -> tuple[int, int]:
     """Return (height, width) as displayed, both even, scaled down to `short_side` if given."""
     height, width = float(frame.height), frame.width * aspect
-    if int(frame.rotation) % 180 == 90:
+    if turn[0]:
         height, width = width, height
     scale = min(1.0, short_side / min(height, width)) if short_side else 1.0
     return max(2, round(height * scale) // 2 * 2), max(2, round(width * scale) // 2 * 2)
@@ -286,7 +290,7 @@ def transcode_video(
     target = io.BytesIO()
     number, first_time, height, width = 0, 0.0, 0, 0
     with opened(source) as (container, stream):
-        aspect = float(stream.sample_aspect_ratio or 1)
+        aspect, turn = float(stream.sample_aspect_ratio or 1), ClipOrientation()
         output = av.open(target, "w", format="mp4", options={"fflags": "+bitexact"})
         try:
             rate = frame_rate(container, stream).limit_denominator(1001)
@@ -294,16 +298,16 @@ def transcode_video(
             seek_before(container, stream, start)
             options = {"crf": str(spec.crf), "x264-params": _X264}
             encoder: Any = output.add_stream("libx264", rate=fps, options=options)
-            held = _held(_frames_in(container, stream, rate, start, end), rate, fps)
+            held = _held(_frames_in(container, stream, rate, start, end, turn), rate, fps)
             for time, frame in itertools.islice(_held_at_end(held, num_frames), num_frames):
                 if number == 0:
                     first_time = time
-                    height, width = size or _even_size(frame, aspect, spec.short_side_px)
+                    height, width = size or _even_size(frame, aspect, turn.of(frame), spec.short_side_px)
                     encoder.height, encoder.width, encoder.pix_fmt = height, width, "yuv420p"
                     encoder.codec_context.gop_size = spec.gop_frames
                     encoder.codec_context.thread_count = 1
                     encoder.codec_context.flags |= av.codec.context.Flags.bitexact
-                image = np.ascontiguousarray(cover(frame, height, width, aspect))
+                image = np.ascontiguousarray(cover(frame, height, width, aspect, turn.of(frame)))
                 picture = av.VideoFrame.from_ndarray(image, format="rgb24")
                 picture.pts, picture.time_base = number, 1 / fps
                 output.mux(encoder.encode(picture))

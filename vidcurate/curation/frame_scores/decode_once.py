@@ -21,6 +21,7 @@ from vidcurate.curation.frame_scores.packet_hash import PacketHash
 from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, FrameView, Pixels
 from vidcurate.errors import MediaError
 from vidcurate.media.container import codec_of, opened, packets_of, reason_of
+from vidcurate.media.scale import quarter_turns_of
 from vidcurate.media.transcode import frame_rate, origin_seconds, seek_before
 
 cv2.setNumThreads(1)
@@ -38,9 +39,8 @@ class Walked:
     packet_hash: str | None = None
 
 
-def _upright(image: NDArray[Any], rotation: int) -> Pixels:
-    turn = rotation % 360 // 90  # counter-clockwise, as FFmpeg has it
-    return np.ascontiguousarray(np.rot90(image, turn)) if turn else image
+def _upright(image: NDArray[Any], turns: int) -> Pixels:
+    return np.ascontiguousarray(np.rot90(image, turns)) if turns else image
 
 
 def _small_size(frame: Any, aspect: float, short_side_px: int) -> tuple[int, int]:
@@ -51,19 +51,23 @@ def _small_size(frame: Any, aspect: float, short_side_px: int) -> tuple[int, int
 
 
 def _look(
-    frame: Any, seconds: float, size: tuple[int, int], is_detailed: bool, detailed_above: float
+    frame: Any,
+    seconds: float,
+    size: tuple[int, int],
+    turns: int,
+    is_detailed: bool,
+    detailed_above: float,
 ) -> FrameView:
     """Return the view of a frame; with full-size luma if `is_detailed` or brighter than `detailed_above`."""
-    rotation = int(frame.rotation)
     small = _SMALL.reformat(
         frame, height=size[0], width=size[1], format="bgr24", interpolation=Interpolation.AREA, threads=1
     ).to_ndarray()
-    bgr = _upright(small, rotation)
+    bgr = _upright(small, turns)
     grey = cv2.cvtColor(bgr, cv2.COLOR_BGR2GRAY)
     brightness = cv2.mean(grey)[0]
     luma = None
     if is_detailed or brightness > detailed_above:
-        luma = _upright(_WHOLE.reformat(frame, format="gray", threads=1).to_ndarray(), rotation)
+        luma = _upright(_WHOLE.reformat(frame, format="gray", threads=1).to_ndarray(), turns)
     return FrameView(
         seconds=seconds,
         bgr=bgr,
@@ -126,6 +130,7 @@ def _walk(
     next_detail = 0.0 if details_per_second else float("inf")
     brightest = float("-inf") if details_per_second else float("inf")  # of the frames with luma
     size: tuple[int, int] | None = None
+    turns: int | None = None
     for packet in packets_of(container, *([stream, sound] if sound else [stream])):
         if packet.stream is sound:
             hear(packet)
@@ -133,6 +138,8 @@ def _walk(
         if packet.size and not packet.is_discard and _is_inside(packet, origin, half, start, end):
             hashed.add(bytes(packet))
         for frame in packet.decode():
+            # H.264's orientation message comes with key frames only.
+            turns = quarter_turns_of(frame) if turns is None else turns
             time = frame.time - origin if frame.time is not None else time + 1 / rate
             if time + half < start:
                 continue
@@ -150,7 +157,7 @@ def _walk(
             if size is None:
                 size = _small_size(frame, aspect, short_side_px)
             last = seconds
-            look = _look(frame, seconds, size, is_detailed, brightest + _BRIGHTER_LEVELS)
+            look = _look(frame, seconds, size, turns, is_detailed, brightest + _BRIGHTER_LEVELS)
             if look.luma is not None:
                 brightest = max(brightest, look.brightness)
             yield look

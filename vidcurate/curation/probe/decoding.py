@@ -17,8 +17,9 @@ import av.logging
 import numpy as np
 
 from vidcurate.curation.probe.payload import checker
+from vidcurate.media.coded_units.field_pictures import FieldPairs
+from vidcurate.media.coded_units.leading_pictures import LeadingPictures
 from vidcurate.media.container import codec_of, packets_of, reason_of
-from vidcurate.media.field_pictures import FieldPairs
 from vidcurate.media.packets import hides_all
 from vidcurate.storage.checksum import sha256_file
 
@@ -110,6 +111,7 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
     check = checker(codec, stream.codec_context.extradata)
     times: list[int] = []
     pairs, was_decoded = FieldPairs(stream), False
+    leading = LeadingPictures(container, stream)
     for packet in _packets(container, streams, found):
         if packet.stream.index != stream.index:
             found.num_damaged_audio_packets += _sound_fails(packet)
@@ -123,6 +125,8 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
                 word = odd or "the container marks it as damaged"
                 found.first_packet = found.first_packet or f"packet {found.num_packets}: {word}"
             found.num_packets += 1
+        if leading.is_undecodable(packet):
+            continue
         # VP9 and others decode everything in spite of skip_frame; a packet of size 0 flushes.
         # Both fields of a key frame are needed.
         is_second = keyframes_only and pairs.is_second(packet)

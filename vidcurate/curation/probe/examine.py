@@ -41,8 +41,14 @@ _PAUSES_SECONDS = (0.1, 0.5, 2.0)  # before each further try
 # Packets that span less than this share of the promised duration mean that the rest is not there. Audio may
 # outlast the picture, and Matroska and FLV promise a duration for both.
 _SHORTEST_SHARE = 0.8
-# AVI counts dropped frames in its header; a difference up to this share is usual there.
+# Headers that estimate their count are off by up to this share.
 _LARGEST_COUNT_DIFFERENCE = 0.05
+
+
+# AVI's header counts frame times, dropped frames too; with fewer pictures it promises what is not there.
+_LEAST_AVI_SHARE = 0.25
+# H.264's decoder reports so that a picture is released which was left out as a leading one.
+_LEADING_COMPLAINT = "mmco: unref short failure"
 
 
 class _Transient(Exception):
@@ -121,17 +127,18 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
             if task.level == "index" or verdict(facts, task.rejecting)[0] != "ok":
                 return _named(facts, path)
             keyframes_only = task.level == "keyframes"
-            if packets.has_index(container, stream):
+            if not index.was_read:
                 found = decode(path, container, stream, keyframes_only=keyframes_only)
-            else:  # its packets have been read to the end
+            else:
                 found = None
         if found is None:
             with listening() as heard, media_container.opened(path) as (container, stream):
                 found = decode(path, container, stream, keyframes_only=keyframes_only)
-        facts |= _decode_columns(found, keyframes_only=keyframes_only, has_times=index.has_times)
+        has_times = index.has_times and index.num_ticks is None  # the decoder guesses those of AVI
+        facts |= _decode_columns(found, keyframes_only=keyframes_only, has_times=has_times)
         facts["level"] = task.level
         _check_decode(facts, found, index, keyframes_only=keyframes_only)
-        _check_complaints(facts, heard, header)
+        _check_complaints(facts, heard, header, has_leading=bool(index.num_leading))
     except MediaError as error:
         reason = str(error).removeprefix(f"{path.name}: ").rstrip(".")
         if error.kind == "unreadable":
@@ -166,7 +173,7 @@ def _header_columns(header: headers.Header) -> Facts:
         "width": header.width,
         "height": header.height,
         "fps": header.fps,
-        "num_frames": header.num_frames,
+        "num_frames": header.num_frames if header.counts_shown_frames else None,
         "duration_seconds": header.duration_seconds,
     }
 
@@ -229,14 +236,20 @@ def _check_index(
     if bounds.trailing_bytes:
         found["trailing_bytes"] = f"{bounds.trailing_bytes} bytes behind the container's end"
     if header.num_frames is not None and not header.is_trimmed:
-        counted = index.num_frames + index.num_hidden
-        if abs(header.num_frames - counted) > abs(header.num_frames - counted - index.num_second_fields):
+        counted = index.num_frames + index.num_hidden + index.num_leading
+        if index.num_ticks and index.num_frames >= _LEAST_AVI_SHARE * index.num_ticks:
+            counted = index.num_ticks
+        elif abs(header.num_frames - counted) > abs(header.num_frames - counted - index.num_second_fields):
             counted += index.num_second_fields  # this header counts fields
         words = f"the header counts {header.num_frames} frames, the index {counted}"
         if abs(header.num_frames - counted) > max(2, _LARGEST_COUNT_DIFFERENCE * header.num_frames):
             found["frame_count_mismatch"] = words
-        elif header.num_frames != counted and header.container != "avi":  # AVI counts times, not frames
+        elif header.num_frames != counted and header.container != "avi":
             found["header_count_differs"] = words
+    if index.num_leading:
+        found["open_gop_start"] = (
+            f"{index.num_leading} pictures refer to others before the file's start; players leave them out"
+        )
     if bounds.second_movie_at is not None:
         found["several_movies"] = f"another movie begins at byte {bounds.second_movie_at}"
     if header.container.endswith("_pipe") or header.container == "image2":
@@ -312,7 +325,9 @@ def _complaints(lines: list[str]) -> str:
     return f"{count}, first {lines[0]}"
 
 
-def _check_complaints(facts: Facts, heard: Complaints, header: headers.Header) -> None:
+def _check_complaints(
+    facts: Facts, heard: Complaints, header: headers.Header, *, has_leading: bool = False
+) -> None:
     """Sort FFmpeg's error messages. At level index, decoder messages do not count (probing on opening)."""
     findings = facts["findings"]
     sound = header.audio_decoder or ""
@@ -320,6 +335,8 @@ def _check_complaints(facts: Facts, heard: Complaints, header: headers.Header) -
     of_container = heard.of(*containers)
     of_sound = heard.of(sound, sound.removesuffix("float"))
     others = heard.not_of(*containers, sound, sound.removesuffix("float"))
+    if has_leading:
+        others = [line for line in others if _LEADING_COMPLAINT not in line]
     if of_container and "truncated" not in findings:
         findings.setdefault("damaged_container", _complaints(of_container))
     if facts["level"] == "index":

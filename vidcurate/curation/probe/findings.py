@@ -29,6 +29,7 @@ FINDINGS: dict[str, str] = {
     "no_timestamps": "packets without times, or one tick apart: the rate is the header's",
     "timestamp_gaps": "holes in otherwise evenly spaced pictures",
     "timestamp_repeats": "two pictures are shown at one time",
+    "open_gop_start": "pictures at the start refer to others that were cut off; no player shows them",
     "decode_count_differs": "the number of decoded pictures is a little off the number of packets",
     "audio_duration_differs": "sound and picture differ in length by a tenth and half a second",
     "damaged_audio": "sound that does not decode, or of which its decoder complains",
@@ -81,14 +82,15 @@ def disagreements(facts: Facts) -> str | None:
 def is_done(facts: Facts, level: str, rejecting: tuple[str, ...], time_limit_seconds: float) -> bool:
     """Return whether the facts of a file suffice for `level`, so that it is not read again.
 
-    A file rejected at a lower level stays rejected. Files with a transient failure are read again: an I/O
-    error, a crash, or a time limit that has been raised since.
+    A file rejected at the level index stays rejected, as `examine` never takes it to a higher one; one
+    rejected at keyframes is read at full, as it would be afresh. Files with a transient failure are read
+    again: an I/O error, a crash, or a time limit that has been raised since.
     """
     failure = facts.get("failure")
     if failure == "timeout":
         return time_limit_seconds <= float(facts["time_limit_seconds"])
     if failure:
         return failure not in ("io_error", "crashed", "missing")
-    if verdict(facts, rejecting)[0] != "ok":
+    if verdict(facts, rejecting)[0] != "ok" and facts["level"] in ("header", "index"):
         return True
     return LEVELS.index(facts["level"]) >= LEVELS.index(level)

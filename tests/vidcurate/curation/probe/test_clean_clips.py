@@ -15,7 +15,7 @@ from tests.field_pictures import write_field_pictures
 from vidcurate.curation.probe.stage import probe_file
 from vidcurate.errors import MediaError
 from vidcurate.media import decode, encode
-from vidcurate.media.field_pictures import FieldPairs
+from vidcurate.media.coded_units.field_pictures import FieldPairs
 
 Make = Callable[..., Path]
 LEVELS = ("index", "keyframes", "full")

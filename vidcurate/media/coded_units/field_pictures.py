@@ -5,40 +5,16 @@ Nothing of it shows without the bits: the sequence parameters say whether fields
 says whether it is a field and of which parity. Source: ITU-T H.264 §7.3.2.1.1, §7.3.3, §7.4.1.2.4.
 """
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from vidcurate.media.coded_units.units import Bits, length_bytes_of, unescaped, units_of
 from vidcurate.media.container import codec_of
 
-_START = re.compile(b"\0\0\x01")
 _SLICES, _PARAMETERS = (1, 5), 7
 _HEAD_BYTES = 64  # of a slice; its header's first fields take far less
 # Profiles whose parameters have a chroma format (§7.3.2.1.1).
 _HIGH = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}
-
-
-class _Bits:
-    """A reader of bits and Exp-Golomb numbers (§9.1). Raises ValueError behind the end."""
-
-    def __init__(self, unit: bytes) -> None:
-        data = unit[1:].replace(b"\0\0\x03", b"\0\0")
-        self._text = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}" if data else ""
-        self._at = 0
-
-    def u(self, count: int) -> int:
-        self._at += count
-        return int(self._text[self._at - count : self._at], 2)
-
-    def ue(self) -> int:
-        zeros = self._text.index("1", self._at) - self._at
-        self._at += zeros
-        return self.u(zeros + 1) - 1
-
-    def se(self) -> int:
-        value = self.ue()
-        return (value + 1) // 2 if value % 2 else -(value // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +24,7 @@ class _Parameters:
     frame_number_bits: int
 
 
-def _skip_scaling_list(bits: _Bits, size: int) -> None:
+def _skip_scaling_list(bits: Bits, size: int) -> None:
     last = following = 8
     for _ in range(size):
         if following:
@@ -57,7 +33,7 @@ def _skip_scaling_list(bits: _Bits, size: int) -> None:
 
 
 def _parameters(unit: bytes) -> _Parameters:
-    bits = _Bits(unit)
+    bits = Bits(unescaped(unit[1:]))
     profile = bits.u(8)
     bits.u(16)
     bits.ue()
@@ -82,34 +58,20 @@ def _parameters(unit: bytes) -> _Parameters:
     return _Parameters(not bits.u(1), has_planes, frame_number_bits)
 
 
-def _by_lengths(packet: bytes, length_bytes: int) -> Iterator[bytes]:
-    at = 0
-    while at + length_bytes < len(packet):
-        size = int.from_bytes(packet[at : at + length_bytes], "big")
-        at += length_bytes
-        yield packet[at : at + min(size, 1024)]
-        at += size
-
-
-def _by_start_codes(packet: bytes) -> Iterator[bytes]:
-    for match in _START.finditer(packet):
-        yield packet[match.end() : match.end() + 1024]
-
-
 class FieldPairs:
     """Tell, packet by packet in decoding order, which one is the second field of a frame."""
 
     def __init__(self, stream: Any) -> None:
         self._is_h264 = codec_of(stream) == "h264"
         record = bytes(stream.codec_context.extradata or b"") if self._is_h264 else b""
-        self._length_bytes = (record[4] & 3) + 1 if len(record) > 8 and record[0] == 1 else 0
+        self._length_bytes = length_bytes_of(stream) if self._is_h264 else 0
         self._parameters: _Parameters | None = None
         self._open: tuple[int, int] | None = None  # frame number and parity of a first field
         if self._length_bytes:
             size = int.from_bytes(record[6:8], "big")
             self._learn(record[8 : 8 + size])
         else:
-            for unit in _by_start_codes(record):
+            for unit in units_of(record, 0):
                 self._learn(unit)
 
     @property
@@ -128,7 +90,7 @@ class FieldPairs:
         """Return frame number and parity of a field's slice; None for a frame's or a damaged one."""
         if self._parameters is None:
             return None
-        bits = _Bits(unit[:_HEAD_BYTES])
+        bits = Bits(unescaped(unit[1:_HEAD_BYTES]))
         try:
             bits.ue(), bits.ue(), bits.ue()
             if self._parameters.has_planes:
@@ -144,7 +106,7 @@ class FieldPairs:
             return False
         data = bytes(packet)
         fields: set[tuple[int, int] | None] = set()
-        for unit in _by_lengths(data, self._length_bytes) if self._length_bytes else _by_start_codes(data):
+        for unit in units_of(data, self._length_bytes):
             self._learn(unit)
             if unit and unit[0] & 0x1F in _SLICES and self.may_occur:
                 fields.add(self._field(unit))
