@@ -5,11 +5,13 @@ So the reader allows a literal list of (module, name) pairs, all of them plain c
 distributed checkpoint (DCP), and no name with a dot, which Python would resolve attribute by attribute
 (`torch.distributed.checkpoint.filesystem` imports `os`: "os.system" is reachable from there). A pickle can
 also set attributes of the classes that it names, for the whole process: the reader sets them back and
-refuses. Then the reader checks that file names are plain and inside the part, and that the files are large
+refuses. Before all that, `pickle_scan` refuses a pickle that asks for more memory than its bytes account for.
+Then the reader checks that file names are plain and inside the part, and that the files are large
 enough for the sizes.
 """
 
 import enum
+import io
 import math
 import pickle
 import re
@@ -22,6 +24,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
+from trainer.run_folder.checkpoint.pickle_scan import require_bounded
 from vidcurate.errors import CheckpointError
 
 METADATA = ".metadata"
@@ -90,12 +93,13 @@ def read_metadata(folder: Path) -> Metadata:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise pickle.UnpicklingError(f"it has {path.stat().st_size:,} bytes")
-        with path.open("rb") as file:
-            unpickler = _Unpickler(file)
-            try:
-                metadata = unpickler.load()
-            finally:
-                unpickler.restore()
+        data = path.read_bytes()
+        require_bounded(data)
+        unpickler = _Unpickler(io.BytesIO(data))
+        try:
+            metadata = unpickler.load()
+        finally:
+            unpickler.restore()
         problem = _problem(metadata, folder)
     except MemoryError as error:
         raise CheckpointError(f"{path}: cannot be read (it asks for too much memory).") from error

@@ -1,0 +1,90 @@
+"""Scan of a pickle: refuse what asks for more memory than the file's size accounts for, before loading.
+
+Ten bytes can ask Python's unpickler for gigabytes: a memo index of 2^29 makes a table of that many entries, a
+buffer's or a frame's length is allocated before one byte of it is read. The scan walks the opcodes without
+running one: each length must lie inside the file, a memo index cannot exceed the number of opcodes before it,
+and opcodes that no metadata needs are refused. Source: CPython's `pickletools`, `Modules/_pickle.c`.
+"""
+
+import pickle
+import pickletools
+
+MOST_OPCODES = 1 << 28
+_MOST_NUMBER_BYTES = 64  # no size or offset takes more, also as text
+_REFUSED = {
+    "BYTEARRAY8",
+    "NEXT_BUFFER",
+    "READONLY_BUFFER",
+    "PERSID",
+    "BINPERSID",
+    "EXT1",
+    "EXT2",
+    "EXT4",
+    "DUP",
+}
+_NUMBERS = {"INT", "LONG", "LONG1", "LONG4"}
+# Bytes of an argument's length, by pickletools' negative sizes.
+_LENGTH_BYTES = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
+_NAMES = {ord(one.code): one.name for one in pickletools.opcodes}
+_ARGUMENT_BYTES = {ord(one.code): one.arg.n if one.arg else 0 for one in pickletools.opcodes}
+_PLAIN = {  # opcodes whose argument needs no look
+    code: count
+    for code, count in _ARGUMENT_BYTES.items()
+    if count >= 0 and _NAMES[code] not in _REFUSED | {"BINPUT", "LONG_BINPUT", "FRAME", "STOP"}
+}
+
+
+def require_bounded(data: bytes) -> None:
+    """Raise UnpicklingError for a pickle that is cut, or asks for more memory than it has bytes."""
+    at, count, size = 0, 0, len(data)
+    while at < size:
+        code = data[at]
+        at += 1
+        count += 1
+        plain = _PLAIN.get(code)
+        if plain is not None:
+            at += plain
+            continue
+        name = _NAMES.get(code)
+        if name is None or name in _REFUSED:
+            raise pickle.UnpicklingError(f"byte {at - 1} holds {name or code}, which no metadata has")
+        if name == "STOP":
+            if count > MOST_OPCODES:
+                raise pickle.UnpicklingError(f"it has {count:,} opcodes")
+            return
+        at = _behind_argument(data, at, name, _ARGUMENT_BYTES[code], count)
+    raise pickle.UnpicklingError(f"it is cut after {size} bytes")
+
+
+def _behind_argument(data: bytes, at: int, name: str, form: int, count: int) -> int:
+    """Return the place behind an argument of an opcode. Raises UnpicklingError."""
+    if form >= 0:
+        value, start, behind = int.from_bytes(data[at : at + form], "little"), at + form, at + form
+        if name == "FRAME" and behind + value > len(data):
+            raise pickle.UnpicklingError(f"a frame of {value:,} bytes lies beyond its end")
+    elif form == pickletools.UP_TO_NEWLINE:
+        start, behind = at, data.find(b"\n", at) + 1
+        if not behind:
+            raise pickle.UnpicklingError(f"it is cut after {len(data)} bytes")
+        if name in ("GLOBAL", "INST"):  # two lines
+            behind = data.find(b"\n", behind) + 1
+        text = data[at : behind - 1]
+        value = int(text) if name == "PUT" and len(text) < 20 and text.isdigit() else 0
+        if name == "PUT" and not value and text != b"0":
+            raise pickle.UnpicklingError(f"the memo index {text[:20]!r} is none")
+    else:
+        start = at + _LENGTH_BYTES[form]
+        value = 0
+        behind = start + int.from_bytes(data[at:start], "little")
+    if not 0 < behind <= len(data):
+        raise pickle.UnpicklingError(f"a {name} at byte {at - 1} lies beyond its end")
+    if name in ("PUT", "BINPUT", "LONG_BINPUT") and value > count:
+        raise pickle.UnpicklingError(f"opcode {count} has the memo index {value:,}")
+    if name in _NUMBERS and behind - start > _MOST_NUMBER_BYTES:
+        raise pickle.UnpicklingError(f"a number at byte {at - 1} has {behind - start:,} bytes")
+    return behind
