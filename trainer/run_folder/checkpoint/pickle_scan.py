@@ -1,4 +1,4 @@
-"""Scan of a pickle: refuse what asks for more memory than the file's size accounts for, before loading.
+"""Scan of a pickle before loading: refuse what asks for too much memory.
 
 Ten bytes can ask Python's unpickler for gigabytes: a memo index of 2^29 makes a table of that many entries, a
 buffer's or a frame's length is allocated before one byte of it is read. The scan walks the opcodes without

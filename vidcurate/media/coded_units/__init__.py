@@ -1,4 +1,4 @@
-"""Coded units (NAL) of H.264 and HEVC: fields, leading pictures and orientation, read without a decoder.
+"""Coded units (NAL) of H.264 and HEVC: fields, leading pictures, orientation.
 
 The container does not tell them, and a decoder tells them only with its pictures.
 """

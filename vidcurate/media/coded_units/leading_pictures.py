@@ -1,4 +1,4 @@
-"""Leading pictures at a clip's start: packets that no decoder decodes, as what they refer to is cut off.
+"""Leading pictures at the start of a clip: packets that no decoder decodes.
 
 In an open GOP, pictures that follow a key frame in decoding order and precede it in display order refer to
 pictures before the key frame. A copy that begins at this key frame lacks those, and players show the clip
