@@ -33,9 +33,14 @@ NAMES = {
         "nvjet_sm90_tst_128x128_64x6_1x1_h_bz_splitK_NTT",
         "void cublasLt::splitKreduce_kernel<32, 16, int, __nv_bfloat16, float>",
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_64x64_32x6_nn_align4>",
+        "_float8_transposed_kernel",
     ],
     "attention over time": ["_temporal_kernel", "_temporal_backward_kernel"],
-    "norm of q and k, rotation": ["_qk_norm_kernel", "_qk_norm_backward_kernel"],
+    "norm of q and k, rotation": [
+        "_qk_norm_kernel",
+        "_qk_norm_backward_kernel",
+        "_qk_norm_backward_rows_kernel",
+    ],
     "modulate, residual, norm": ["_modulate_kernel", "_normed_backward_kernel", "_gated_backward_kernel"],
     "GELU": [
         "void at::native::vectorized_elementwise_kernel<8, at::native::GeluCUDAKernelImpl(at::Tensor",

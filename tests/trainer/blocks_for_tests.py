@@ -29,5 +29,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlp, "TILES", 2)
     monkeypatch.setattr(modulate_backward, "CHUNK", 2)
     monkeypatch.setattr(qk_norm, "BACKWARD", (4, 4))
+    monkeypatch.setattr(qk_norm, "BACKWARD_ROWS", (4, 4))
     monkeypatch.setattr(tiles, "ROWS", 2)
     monkeypatch.setattr(tiles, "NUMBERS", 64)

@@ -12,11 +12,12 @@ block of the readable form saves, for each token,
     x, q | k | v (3), q and k as attention reads them (2), its output, the projection's output;
     cross-attention's input, q and output (3); x, the MLP before and after GELU (4 + 4), its output (1)
 
-and a lean one 15: its backward pass recomputes q and k and the GELU's output. A block whose tokens attend
-only to themselves saves no q | k | v: its attention's output is v. A recomputed block saves x alone. Tests
-count the saved tensors of all of these and find exactly these bytes. A caption counts with its maximal number
-of tokens: fast blocks, which save its true ones, save no more. On top come the weights with their gradients
-and optimizer state, and the temporaries of one block's backward pass.
+and a lean one 15: its backward pass recomputes q and k and the GELU's output. With float8 matmuls the MLP
+after GELU is float8, half as many bytes and a scale for each token, so a fast block saves 19. A block whose
+tokens attend only to themselves saves no q | k | v: its attention's output is v. A recomputed block saves x
+alone. Tests count the saved tensors of all of these and find exactly these bytes. A caption counts with its
+maximal number of tokens: fast blocks, which save its true ones, save no more. On top come the weights with
+their gradients and optimizer state, and the temporaries of one block's backward pass.
 """
 
 from collections.abc import Iterator
@@ -38,15 +39,20 @@ FINAL_UNITS = 5  # of the final layer with a frame mask; 3 without
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Implementation of the blocks: with kernels (`fast`) or without, and bytes per number, 2 or 4."""
+    """Implementation of the blocks: with kernels (`fast`) or without, and bytes per number, 2 or 4.
+
+    `float8`: the largest matmuls of fast blocks are in float8.
+    """
 
     fast: bool
     item_bytes: int = 2
+    float8: bool = False
 
 
 def form_of(blocks: Literal["eager", "fast"], precision: Literal["float32", "bfloat16", "float8"]) -> Form:
     """Return the form of a recipe's `blocks` and `precision`."""
-    return Form(fast=blocks == "fast", item_bytes=4 if precision == "float32" else 2)
+    item_bytes = 4 if precision == "float32" else 2
+    return Form(fast=blocks == "fast", item_bytes=item_bytes, float8=precision == "float8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +92,12 @@ def _block_token_bytes(
     # Each attention, cross-attention included, saves its log-sum-exp in float32.
     if form.fast:
         kept = (8 if alone else 11) * width + hidden
+        after = 0  # the MLP after GELU
         if not lean:
-            kept += (0 if alone else 2) * width + hidden
+            kept += 0 if alone else 2 * width
+            after = hidden + 4 if form.float8 else item * hidden
         sums = 1 if alone or temporal else 2  # temporal attention recomputes its weights
-        return item * kept + 4 * (heads * sums + 4)  # and mean and deviation of two norms, float32
+        return item * kept + after + 4 * (heads * sums + 4)  # and mean and deviation of two norms, float32
     kept = 10 * width + 2 * hidden + 2 * width
     bytes_kept = item * (kept + 4)  # and mean and deviation of two norms
     if alone:

@@ -318,7 +318,7 @@ def parallelize_model(
     choose = chooser(
         spec.recompute_blocks,
         model.config,
-        Form(fast=fast, item_bytes=item_bytes),
+        Form(fast=fast, item_bytes=item_bytes, float8=float8),
         world.device,
         _state_bytes(model, spec, world, item_bytes, power_averages),
     )

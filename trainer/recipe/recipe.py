@@ -170,8 +170,8 @@ class TrainRecipe(Recipe):
     afterwards: standard deviations of their profiles over the number of updates; null: none"""
     precision: Literal["float32", "bfloat16", "float8"] = "float32"
     """of the model's arithmetic; losses, averages and the optimizer stay in float32. float8, with fast blocks
-    on an H100 or later: as bfloat16, the inputs of the largest matmuls (qkv, fc1, fc2; not the gradients of
-    weights) rounded to float8, each row with a scale of its own"""
+    on an H100 or later: as bfloat16, the inputs of the largest matmuls (qkv, fc1, fc2, forward and backward)
+    rounded to float8, each row with its own scale"""
     blocks: Literal["eager", "fast"] = "eager"
     """how a block is computed: eager (plain torch) or fast (Triton kernels, on a GPU)"""
     parallel: ParallelSpec = ParallelSpec()

@@ -51,7 +51,7 @@ def _model_bytes(form: Form, plan: Plan, *, frames: int, rows: int, text_tokens:
     if form.fast:
         from trainer.model.kernels import apply
 
-        apply.apply_fused_blocks(model)
+        apply.apply_fused_blocks(model, float8=form.float8)
     clock = torch.full((1,), 24.0)
     given = {
         "mask": torch.ones(1, text_tokens, dtype=torch.bool),
@@ -79,6 +79,8 @@ def _model_bytes(form: Form, plan: Plan, *, frames: int, rows: int, text_tokens:
         (Form(fast=True), Plan(lean_blocks=2), 2),
         (Form(fast=True), Plan(lean_blocks=2), 1),
         (Form(fast=True), Plan(recompute_blocks=1), 2),
+        (Form(fast=True, float8=True), KEEP_ALL, 2),
+        (Form(fast=True, float8=True), Plan(lean_blocks=1), 2),
     ],
     ids=str,
 )

@@ -43,7 +43,7 @@ def fast_block(
     """Return what `block(x, …)` returns, for text as `fast_caption` or `padded` gives it.
 
     `lean` keeps 15 instead of 21 of a token's vectors for the backward pass, which makes the others again.
-    `float8` is for the products of qkv, fc1 and fc2, but for the gradients of their weights.
+    `float8` is for the products of qkv, fc1 and fc2, forward and backward.
     """
     shape = Shape(
         clips=x.shape[0],

@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.model.kernels.attention import attend, attend_backward
 from trainer.model.kernels.autotune import Kept
 from trainer.model.kernels.flash_attention import Ragged
-from trainer.model.kernels.float8 import by_rows
+from trainer.model.kernels.float8 import Scaled
 from trainer.model.kernels.matmul import (
     add_input_gradient,
     input_gradient,
@@ -44,12 +44,17 @@ class Shape:
     wave: tuple[Tensor, Tensor] | None  # the rotation of a temporal block
     captions: Ragged | None  # whose the text's rows are; None: all captions are equally long
     lean: bool  # make q, k and the GELU's output again in the backward pass
-    float8: bool  # for qkv, fc1 and fc2, forward and in the gradients of their inputs
+    float8: bool  # for qkv, fc1 and fc2, forward and in the gradients of inputs and weights
 
     @property
     def alone(self) -> bool:
         """Whether a token sees only itself, so that its attention is its value."""
         return (self.places if self.wave is None else self.frames) == 1
+
+    @property
+    def float8_qkv(self) -> bool:
+        """Whether qkv is in float8; a layer that computes values alone is not."""
+        return self.float8 and not self.alone
 
     @property
     def turn(self) -> Wave | None:
@@ -123,6 +128,14 @@ def _attention_backward(
     return dq, dk, dv
 
 
+def _kept(again: list[Tensor], shape: Shape) -> tuple[list[Tensor], Tensor | Scaled | None]:
+    """Return what the block kept of q and k, and the GELU's output, None where the block is lean."""
+    if shape.lean:
+        return again, None
+    count = 2 if shape.float8 else 1
+    return again[:-count], Scaled(*again[-count:]) if shape.float8 else again[-1]
+
+
 class BlockFunction(torch.autograd.Function):
     """`apply(shape, x, y, modulation, *weights)` returns what the readable block does.
 
@@ -136,7 +149,7 @@ class BlockFunction(torch.autograd.Function):
         table = w.table + modulation  # [B, T or 1, 6, D]
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = table.unbind(2)
 
-        _, h, moments = normed(x, None, shift, scale, as_float8=shape.float8 and not shape.alone)
+        _, h, moments = normed(x, None, shift, scale, as_float8=shape.float8_qkv)
         qkv, kept, again = x.new_empty(0), Kept(), []
         if shape.alone:
             out = linear(h, w.qkv[2 * width :], w.qkv_bias[2 * width :])
@@ -155,9 +168,10 @@ class BlockFunction(torch.autograd.Function):
         reported = linear(cross_out.flatten(2), w.cross_proj, w.cross_proj_bias)
         x2, h, mlp_moments = normed(x1, reported, mlp_shift, mlp_scale, as_float8=shape.float8)
 
-        before, after, into = linear_gelu(h, w.fc1, w.fc1_bias, keep=not shape.lean)
-        mlp = linear(into, w.fc2, w.fc2_bias).view(x.shape)
-        again = again if after is None else [*again, after]
+        before, after = linear_gelu(h, w.fc1, w.fc1_bias)
+        mlp = linear(after, w.fc2, w.fc2_bias).view(x.shape)
+        if not shape.lean:
+            again += after if isinstance(after, Scaled) else (after,)
 
         ctx.shape, ctx.counts = shape, (len(kept), len(cross_kept))
         saved = _Saved(
@@ -173,33 +187,31 @@ class BlockFunction(torch.autograd.Function):
         w = Weights(*islice(given, len(Weights._fields)))
         s = _Saved(*islice(given, len(_Saved._fields)))
         kept, cross_kept = (tuple(islice(given, count)) for count in ctx.counts)
-        again = list(given)
+        again, after = _kept(list(given), shape)
         needed = Weights(*ctx.needs_input_grad[4:])
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = s.table.unbind(2)
         found: dict[str, Tensor] = {}
 
-        def weight(name: str, d: Tensor, given: Tensor) -> None:
+        def weight(name: str, d: Tensor | Scaled, given: Tensor | Scaled) -> None:
             if getattr(needed, name):
-                found[name] = weight_gradient(d, given)
+                found[name] = weight_gradient(d, given, s.x.dtype)
 
         # One room for all sums over tokens: six of the table's rows, and three of biases.
         sums = empty_sums(9, s.x, s.table.shape[1])
         dshift, dscale, dgate, dmlp_shift, dmlp_scale, dmlp_gate, proj_bias, cross_bias, fc2_bias = sums
 
         dout = dout.contiguous()
-        dmlp = gated_backward(s.mlp, mlp_gate, dout, dmlp_gate, fc2_bias)
-        after = None if shape.lean else again.pop()
-        dbefore, into, found["fc1_bias"], after = linear_gelu_backward(
-            by_rows(dmlp) if shape.float8 else dmlp, w.fc2, s.before, after
-        )
+        dmlp = gated_backward(s.mlp, mlp_gate, dout, dmlp_gate, fc2_bias, as_float8=shape.float8)
+        dbefore, found["fc1_bias"], after = linear_gelu_backward(dmlp, w.fc2, s.before, after)
         weight("fc2", dmlp, after)
         del dmlp, after
-        dh = input_gradient(into, w.fc1).view(s.x.shape)
+        dh = input_gradient(dbefore, w.fc1).view(s.x.shape)
         dx2, h = normed_backward(
-            s.x2, s.mlp_moments, mlp_shift, mlp_scale, dh, dout, dmlp_shift, dmlp_scale, cross_bias
-        )
+            s.x2, s.mlp_moments, mlp_shift, mlp_scale, dh, dout, dmlp_shift, dmlp_scale, cross_bias,
+            as_float8=shape.float8,
+        )  # fmt: skip
         weight("fc1", dbefore, h)
-        del dbefore, into, dh, h
+        del dbefore, dh, h
 
         weight("cross_proj", dx2, s.cross_out.flatten(2))
         dcross = input_gradient(dx2, w.cross_proj).view_as(s.cross_q)
@@ -219,26 +231,31 @@ class BlockFunction(torch.autograd.Function):
 
         dbranch = gated_backward(s.branch, gate, dx1, dgate, proj_bias)
         weight("proj", dbranch, s.out.view_as(s.x))
-        d = input_gradient(dbranch, w.proj).flatten(0, 1)
+        d: Tensor | Scaled
+        dout = input_gradient(dbranch, w.proj).flatten(0, 1)
         del dbranch
         if shape.alone:
-            values = w.qkv[-d.shape[1] :]
-            dh, found["qkv_bias"] = input_gradient(d, values), F.pad(bias_gradient(d), (2 * d.shape[1], 0))
+            d, width = dout, dout.shape[1]
+            dh = input_gradient(dout, w.qkv[-width:])
+            found["qkv_bias"] = F.pad(bias_gradient(dout), (2 * width, 0))
             # The norms of what is not computed keep a gradient of zero, as softmax over one key would give.
             found["q_norm"], found["k_norm"] = torch.zeros_like(w.q_norm), torch.zeros_like(w.k_norm)
         else:
             q, k, v = _normed_parts(s.qkv, w, shape) if shape.lean else (*again, s.qkv[:, 2])
-            gradients = _attention_backward(q, k, v, shape, s.out.view_as(q), kept, d.view_as(q))
+            gradients = _attention_backward(q, k, v, shape, s.out.view_as(q), kept, dout.view_as(q))
+            del dout
             d, found["qkv_bias"], found["q_norm"], found["k_norm"] = qk_norm_backward(
-                s.qkv, w.q_norm, w.k_norm, shape.turn, gradients
+                s.qkv, w.q_norm, w.k_norm, shape.turn, gradients, as_float8=shape.float8
             )
             del q, k, v, gradients
-            d = d.flatten(1)
-            dh = input_gradient(by_rows(d) if shape.float8 else d, w.qkv)
-        dx, h = normed_backward(s.x, s.moments, shift, scale, dh.view_as(s.x), dx1, dshift, dscale, None)
+            dh = input_gradient(d, w.qkv)
+        dx, h = normed_backward(
+            s.x, s.moments, shift, scale, dh.view_as(s.x), dx1, dshift, dscale, None,
+            as_float8=shape.float8_qkv,
+        )  # fmt: skip
         weight("qkv", d, h)
         if shape.alone and "qkv" in found:
-            found["qkv"] = F.pad(found["qkv"], (0, 0, 2 * d.shape[1], 0))
+            found["qkv"] = F.pad(found["qkv"], (0, 0, 2 * s.x.shape[-1], 0))
 
         by_frame = add_up(sums.flatten(0, 1), torch.float32).unflatten(0, (9, -1))
         in_all = add_up(by_frame, s.table.dtype)

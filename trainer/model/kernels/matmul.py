@@ -115,16 +115,11 @@ def linear(x: Tensor | Scaled, w: Tensor, bias: Tensor) -> Tensor:
     return out if _write(product, given, lambda: F.linear(rows, w, bias)) else F.linear(x, w, bias)
 
 
-def linear_gelu(
-    x: Tensor | Scaled, w: Tensor, bias: Tensor, *, keep: bool
-) -> tuple[Tensor, Tensor | None, Tensor | Scaled]:
-    """Return x wᵀ + bias [..., N], its GELU (tanh) if that is to be kept, and the next product's x.
-
-    For x [..., K], w [N, K]. The next product's x is the GELU, as float8 if x is.
-    """
+def linear_gelu(x: Tensor | Scaled, w: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | Scaled]:
+    """Return x wᵀ + bias [..., N] and its GELU (tanh), as float8 if x is; for x [..., K], w [N, K]."""
     if isinstance(x, Scaled):
         before = float8.linear(x, w, bias)
-        return before, *gelu_by_rows(before, keep=keep)
+        return before, gelu_by_rows(before)
     rows = x.flatten(0, -2)
     before, after = (x.new_empty(*x.shape[:-1], w.shape[0]) for _ in range(2))
 
@@ -134,37 +129,31 @@ def linear_gelu(
 
     product = Product("linear", len(rows), w.shape[0], w.shape[1], "gelu")
     given = Given(rows, w, after.flatten(0, -2), bias, before.flatten(0, -2))
-    if not _write(product, given, by_torch):
-        before, after = by_torch()
-    return before, after if keep else None, after
+    return (before, after) if _write(product, given, by_torch) else by_torch()
 
 
 def linear_gelu_backward(
-    d: Tensor | Scaled, w: Tensor, before: Tensor, after: Tensor | None
-) -> tuple[Tensor, Tensor | Scaled, Tensor, Tensor]:
-    """Return the gradient before a GELU [..., N], the next product's d, the sum [N], and the GELU's output.
-
-    The next product's d is that gradient, as float8 if `d` is; the sum is of its rows.
+    d: Tensor | Scaled, w: Tensor, before: Tensor, after: Tensor | Scaled | None
+) -> tuple[Tensor | Scaled, Tensor, Tensor | Scaled]:
+    """Return the gradient before a GELU [..., N], its sum over the rows [N], and the GELU's output.
 
     `d` [..., K] is the gradient of the output of the linear layer behind it, whose weight is w [K, N]. Where
-    `after` is not given it is made again.
+    `after` is not given it is made again. Gradient and `after` are float8 if `d` is.
     """
     if isinstance(d, Scaled):
+        assert after is None or isinstance(after, Scaled)
         return gelu_backward_by_rows(float8.input_gradient(d, w), before, after)
+    assert not isinstance(after, Scaled)
 
     def by_torch() -> tuple[Tensor, Tensor, Tensor]:
         return gelu_backward(d @ w, before, after)
 
     if after is None:  # one kernel makes all three
-        found, sums, after = by_torch()
-        return found, found, sums, after
+        return by_torch()
     rows, found = d.flatten(0, -2), torch.empty_like(before)
     product = Product("input", len(rows), w.shape[1], w.shape[0], "gelu backward")
     given = Given(rows, w, found.flatten(0, -2), aux=before.flatten(0, -2))
-    if _write(product, given, by_torch):
-        return found, found, bias_gradient(found), after
-    found, sums, after = by_torch()
-    return found, found, sums, after
+    return (found, bias_gradient(found), after) if _write(product, given, by_torch) else by_torch()
 
 
 def input_gradient(d: Tensor | Scaled, w: Tensor) -> Tensor:
@@ -185,8 +174,15 @@ def add_input_gradient(into: Tensor, d: Tensor, w: Tensor) -> None:
         sums.addmm_(rows, w)
 
 
-def weight_gradient(d: Tensor, x: Tensor) -> Tensor:
-    """Return dᵀ x [N, K], the gradient of a weight, for the layer's input x and the gradient d [..., N]."""
+def weight_gradient(d: Tensor | Scaled, x: Tensor | Scaled, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Return dᵀ x [N, K], the gradient of a weight, for the layer's input x and the gradient d [..., N].
+
+    `dtype` is the result's for factors in float8; else the result has that of `d`.
+    """
+    if isinstance(d, Scaled):
+        assert isinstance(x, Scaled)
+        return float8.weight_gradient(d, x, dtype)
+    assert not isinstance(x, Scaled)
     rows, given = d.flatten(0, -2), x.flatten(0, -2)
     found = d.new_empty(rows.shape[1], given.shape[1])
     product = Product("weight", rows.shape[1], given.shape[1], len(rows))

@@ -11,11 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trainer.model.kernels.float8 import Scaled, room, scale_of, store_scaled
 from trainer.model.kernels.modulate import sizes
 from trainer.model.kernels.tiles import load_row, store_row
 
 NORMED_BACKWARD = (1, 3)  # warps, and pipeline stages
 GATED_BACKWARD = (2, 2)  # rows of a tile, and warps
+NORMED_BACKWARD_FLOAT8, GATED_BACKWARD_FLOAT8 = (1, 3), (2, 2)  # the same, where they write float8
 CHUNK = 32  # most tokens of one partial sum
 
 
@@ -29,6 +31,7 @@ def _normed_backward_kernel(
     dout_ptr,
     dx_ptr,
     h_ptr,
+    h_scales_ptr,  # of h as float8, [B N]
     dshift_ptr,  # sums [frames, chunks, WIDTH]
     dscale_ptr,
     dbias_ptr,
@@ -40,6 +43,7 @@ def _normed_backward_kernel(
     SECOND: tl.constexpr,
     STAGES: tl.constexpr,
     BRANCH: tl.constexpr,
+    FLOAT8: tl.constexpr,
 ):
     frame = tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0)
@@ -68,7 +72,12 @@ def _normed_backward_kernel(
         dx1, dx2 = load_row(dout_ptr + row, i1, i2, m2)
         x1 = (x1 - mean) * rstd
         x2 = tl.where(m2, (x2 - mean) * rstd, 0.0)
-        store_row(h_ptr + row, x1 * scale1 + shift1, x2 * scale2 + shift2, i1, i2, m2)
+        if FLOAT8:
+            h1 = x1 * scale1 + shift1
+            h2 = x2 * scale2 + shift2
+            store_scaled(h_ptr, h_scales_ptr, line, h1, h2, i1, i2, m2, WIDTH)
+        else:
+            store_row(h_ptr + row, x1 * scale1 + shift1, x2 * scale2 + shift2, i1, i2, m2)
         a1 += dh1
         a2 += dh2
         b1 += dh1 * x1
@@ -96,6 +105,7 @@ def _gated_backward_kernel(
     gate_ptr,
     dout_ptr,
     dbranch_ptr,
+    dbranch_scales_ptr,  # of dbranch as float8, [B N]
     dgate_ptr,  # sums [frames, chunks, WIDTH]
     dbias_ptr,
     tokens_per_frame,
@@ -105,6 +115,7 @@ def _gated_backward_kernel(
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
     TILE: tl.constexpr,
+    FLOAT8: tl.constexpr,
 ):
     frame = tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0)
@@ -131,10 +142,16 @@ def _gated_backward_kernel(
         a2 += d2 * tl.load(branch_ptr + p2, mask=r2, other=0.0).to(tl.float32)
         d1 *= gate1
         d2 *= gate2
-        tl.store(dbranch_ptr + p1, d1.to(dbranch_ptr.dtype.element_ty), mask=r1)
-        tl.store(dbranch_ptr + p2, d2.to(dbranch_ptr.dtype.element_ty), mask=r2)
         b1 += d1
         b2 += d2
+        if FLOAT8:
+            most = tl.maximum(tl.max(tl.abs(d1), 1), tl.max(tl.abs(d2), 1))[:, None]
+            by = scale_of(most)
+            tl.store(dbranch_scales_ptr + frame * tokens_per_frame + token, by, mask=token < end)
+            d1 *= 1.0 / by
+            d2 *= 1.0 / by
+        tl.store(dbranch_ptr + p1, d1.to(dbranch_ptr.dtype.element_ty), mask=r1)
+        tl.store(dbranch_ptr + p2, d2.to(dbranch_ptr.dtype.element_ty), mask=r2)
     place = (frame * tl.num_programs(0) + chunk) * WIDTH
     tl.store(dgate_ptr + place + i1, tl.sum(a1, 0))
     tl.store(dgate_ptr + place + i2, tl.sum(a2, 0), mask=m2)
@@ -168,15 +185,19 @@ def normed_backward(
     dshift: Tensor,
     dscale: Tensor,
     dbias: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    *,
+    as_float8: bool = False,
+) -> tuple[Tensor, Tensor | Scaled]:
     """Return dx and the recomputed h; x and moments are `normed`'s, dh and dout the gradients of h and x'.
 
-    dx is also the branch's gradient. Fills `dshift`, `dscale` and, with a branch, `dbias` (`empty_sums`).
+    dx is also the branch's gradient. h is as float8 if asked for. Fills `dshift`, `dscale` and, with a branch
+    `dbias` (`empty_sums`).
     """
     frames, tokens, stride, constants = sizes(x, scale)
     chunks, rows = _chunks(tokens)
-    warps, stages = NORMED_BACKWARD
-    dx, h = torch.empty_like(x), torch.empty_like(x)
+    warps, stages = NORMED_BACKWARD_FLOAT8 if as_float8 else NORMED_BACKWARD
+    dx = torch.empty_like(x)
+    h = room(len(moments), x.shape[-1], x.device) if as_float8 else Scaled(torch.empty_like(x), moments)
     _normed_backward_kernel[(chunks, frames)](
         x,
         moments,
@@ -185,7 +206,7 @@ def normed_backward(
         dh,
         dout,
         dx,
-        h,
+        *h,
         dshift,
         dscale,
         dscale if dbias is None else dbias,
@@ -195,22 +216,28 @@ def normed_backward(
         **constants,
         STAGES=stages,
         BRANCH=dbias is not None,
+        FLOAT8=as_float8,
         num_warps=warps,
     )
-    return dx, h
+    return dx, h if as_float8 else h.numbers
 
 
-def gated_backward(branch: Tensor, gate: Tensor, dout: Tensor, dgate: Tensor, dbias: Tensor) -> Tensor:
-    """Return dbranch; x's gradient is `dout`. Fills `dgate` and `dbias` (`empty_sums`)."""
+def gated_backward(
+    branch: Tensor, gate: Tensor, dout: Tensor, dgate: Tensor, dbias: Tensor, *, as_float8: bool = False
+) -> Tensor | Scaled:
+    """Return dbranch, as float8 if asked for; x's gradient is `dout`. Fills `dgate` and `dbias`."""
     frames, tokens, stride, constants = sizes(branch, gate)
     chunks, rows = _chunks(tokens)
-    tile, warps = GATED_BACKWARD
-    dbranch = torch.empty_like(branch)
+    tile, warps = GATED_BACKWARD_FLOAT8 if as_float8 else GATED_BACKWARD
+    if as_float8:
+        made = room(frames * tokens, branch.shape[-1], branch.device)
+    else:
+        made = Scaled(torch.empty_like(branch), dgate)
     _gated_backward_kernel[(chunks, frames)](
         branch,
         gate,
         dout,
-        dbranch,
+        *made,
         dgate,
         dbias,
         tokens,
@@ -218,6 +245,7 @@ def gated_backward(branch: Tensor, gate: Tensor, dout: Tensor, dgate: Tensor, db
         stride,
         **constants,
         TILE=tile,
+        FLOAT8=as_float8,
         num_warps=warps,
     )
-    return dbranch
+    return made if as_float8 else made.numbers
