@@ -21,13 +21,23 @@ A message says what failed, the value and what to do, in one line: the command l
 """
 
 
+def printable(text: str) -> str:
+    """Return text with escapes (`\\x1b`, `\\n`) for what a terminal would obey or cannot show.
+
+    Names of files, clip ids and captions come from others: they may not move the cursor or colour a line.
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
+
+
 class VidcurateError(Exception):
     """Base of all errors: the work failed. The command line exits with `exit_code`."""
 
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(printable(" ".join(message.split())))
 
 
 class RequestError(VidcurateError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import commands
-from vidcurate.errors import InputError, StorageError
+from vidcurate.errors import InputError, StorageError, printable
 
 if TYPE_CHECKING:
     from trainer.model.encoders.registry import VideoSpec
@@ -111,4 +111,4 @@ def _run(given: argparse.Namespace) -> None:
         frames = sample_clips.sample_clip(pipeline, spec, entry)
         file = _new_file(folder, f"{before}{entry.file}")
         sample_clips.write_clip(file, frames, spec.fps)
-        print(f"{file}  {entry.prompt}", flush=True)
+        print(f"{file}  {printable(entry.prompt)}", flush=True)

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from vidcurate.cli.common import Json, RecipeFile, Run, Settings, app, print_summary, spec_of
+from vidcurate.cli.common import Json, RecipeFile, Run, Settings, app, print_summary, screen, spec_of
 from vidcurate.executor.progress import progress_bar
 
 
@@ -210,4 +209,4 @@ def card(
         )
     else:
         for target in files:
-            Console().print(f"card → {target}", highlight=False)
+            screen(is_wide=False).print(f"card → {target}", highlight=False)

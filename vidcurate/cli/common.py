@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from vidcurate import __version__
 from vidcurate.cli import interrupt
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, printable
 from vidcurate.executor.map_clips import Progress, usable_cpus
 from vidcurate.executor.parts_folder import ExecutorSpec, parse_part
 from vidcurate.executor.progress import progress_bar
@@ -177,12 +177,16 @@ def _cell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         shown = "\n".join(_cell(inner) for inner in value[:8])
         return shown + (f"\n… and {len(value) - 8} more" if len(value) > 8 else "") if value else "none"
-    return "none" if value is None else str(value)
+    return "none" if value is None else printable(str(value))
 
 
-def screen() -> Console:
-    """Return the console of stdout; for a file or a pipe, wide enough that no name wraps."""
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH)
+def screen(*, is_wide: bool = True) -> Console:
+    """Return the console of stdout; for a file or a pipe and `is_wide`, wide enough that no name wraps.
+
+    It prints text as it is: brackets and colons in names and captions are no markup.
+    """
+    is_fitted = not is_wide or sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if is_fitted else WIDTH, markup=False, emoji=False)
 
 
 def print_summary(summary: dict[str, Any], *, title: str, to_json: bool) -> None:
@@ -192,6 +196,7 @@ def print_summary(summary: dict[str, Any], *, title: str, to_json: bool) -> None
         return
     from vidcurate.curation.report.records import Records
 
+    title = printable(title)
     grid = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     records = {name: value for name, value in summary.items() if _is_records(value)}
     for name, value in summary.items():

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from vidcurate.cli.common import (
     Engine,
@@ -25,6 +24,7 @@ from vidcurate.cli.common import (
     executor_of,
     known_videos,
     print_summary,
+    screen,
     spec_of,
     stage_progress,
     videos_or_url_of,
@@ -307,7 +307,7 @@ def inspect(
     if to_json:
         print(json.dumps(found, default=str))
     else:
-        Console().print(inspection.render(found))
+        screen(is_wide=False).print(inspection.render(found))
 
 
 @app.command()

@@ -24,7 +24,7 @@ from vidcurate.cli import scores as scores
 from vidcurate.cli import shards as shards
 from vidcurate.cli import training as training
 from vidcurate.cli.common import app as app
-from vidcurate.errors import StorageError, VidcurateError
+from vidcurate.errors import StorageError, VidcurateError, printable
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _unforeseen(error: BaseException) -> str:
     """Return one line about an error that no code foresaw: what, where, and how to report it."""
-    reason = " ".join(str(error).split())[:200]
+    reason = printable(" ".join(str(error).split()))[:200]
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return (
         f"unforeseen {type(error).__name__}{f': {reason}' if reason else ''} "

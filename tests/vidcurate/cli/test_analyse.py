@@ -11,8 +11,10 @@ import polars as pl
 import pytest
 
 from tests.vidcurate.curation.filter.test_filter import clip, scored
+from vidcurate.cli.common import print_summary, screen
 from vidcurate.cli.main import main
 from vidcurate.curation.demo_data import write as demo_data_write
+from vidcurate.curation.report import inspect_clip
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -48,6 +50,30 @@ def test_a_filter_above_its_limit_answers_and_leaves_with_3(
     assert (run / "filter.parquet").exists()
     assert call(capsys, "filter", run, "--max-failure-share", "0.1", "--json")[0] == 0
     assert call(capsys, "filter", run, "--set", "min_noun_count=8", "--max-rejected-share", "0.5")[0] == 3
+
+
+@pytest.mark.parametrize("name", ["a[/]b", "[red]a", ":dog: \x1b[2J\n\u202e"])
+def test_names_and_captions_of_others_are_printed_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    run = scored(tmp_path / "run", clip(name))
+    shown = name.replace("\x1b", r"\x1b").replace("\n", r"\n").replace("\u202e", r"\u202e")
+
+    code, out, err = call(capsys, "inspect", run, name)
+    assert (code, err) == (0, "")
+    assert f"clip id  {shown}" in out
+    screen(is_wide=False).print(inspect_clip.render({"ingest": {"caption": f"A {name} [/bold]"}}))
+    assert f"A {shown} [/bold]" in (shown_caption := capsys.readouterr().out)
+    assert "\x1b" not in out + shown_caption
+    code, out, err = call(capsys, "inspect", run, f"{name}?")
+    assert (code, out) == (2, "")
+    assert err.rstrip("\n").isprintable()
+    print_summary({"kept": name, "largest": [{"kept": name}]}, title=name, to_json=False)
+    assert [line.strip() for line in capsys.readouterr().out.splitlines() if shown in line] == [
+        shown,
+        f"kept  {shown}",
+        shown,
+    ]
 
 
 def test_a_curation_stops_behind_the_stage_that_failed_too_much_and_resumes_from_there(

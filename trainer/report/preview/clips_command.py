@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, printable
 
 EXAMPLE = """\
   python -m trainer clips runs/first --step 1204
@@ -99,7 +99,7 @@ def _run(given: argparse.Namespace) -> None:
             curation=given.curation,
         )
         words = _reject_as_text(found)
-    print(json.dumps(found, indent=1, ensure_ascii=False) if given.json else "\n".join(words))
+    print(json.dumps(found, indent=1, ensure_ascii=False) if given.json else "\n".join(map(printable, words)))
 
 
 def _count(text: str) -> int:

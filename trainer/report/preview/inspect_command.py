@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.cli import commands
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, printable
 
 
 def _as_text(report: dict[str, Any], indent: str = "") -> list[str]:
@@ -55,4 +55,6 @@ def _run(given: argparse.Namespace) -> None:
         is_checkpoint = (given.path / "manifest.json").is_file()
         report = inspect_run.describe(given.path) if is_checkpoint else inspect_run.describe_run(given.path)
         words = _as_text(report)
-    print(json.dumps(report, indent=1, ensure_ascii=False) if given.json else "\n".join(words))
+    print(
+        json.dumps(report, indent=1, ensure_ascii=False) if given.json else "\n".join(map(printable, words))
+    )

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vidcurate.errors import printable
+
 
 def of_steps(batches: Sequence[Mapping[str, Any]], *, captions: bool) -> str:
     """Return micro-batches, one per line; with captions one clip per line."""
@@ -19,7 +21,7 @@ def of_steps(batches: Sequence[Mapping[str, Any]], *, captions: bool) -> str:
         )
         if captions:
             lines += [f"            {clip['clip_id']}  {clip['caption']}" for clip in batch["clips"]]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def of_clip(clip_id: str, until: int, shown: Sequence[Mapping[str, Any]], reasons: Mapping[str, str]) -> str:
@@ -31,4 +33,4 @@ def of_clip(clip_id: str, until: int, shown: Sequence[Mapping[str, Any]], reason
         for found in shown
     ]
     lines += [f"  in no cell of {stage}: {reason}" for stage, reason in reasons.items()]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))

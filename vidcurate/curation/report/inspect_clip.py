@@ -13,7 +13,7 @@ from vidcurate.curation.clip_table import rejection_ledger, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
 from vidcurate.curation.clip_table.schema import COLUMNS, STAGES, written_by
 from vidcurate.curation.report.records import Records
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, printable
 from vidcurate.shards.index import read_index
 
 SHARDS = "shards"
@@ -110,20 +110,21 @@ def _verdict(row: dict[str, Any]) -> str:
 
 
 def render(found: dict[str, Any]) -> RenderableType:
-    """Return an overview or a fate for the terminal."""
+    """Return an overview or a fate for a console without markup."""
     parts: list[RenderableType] = []
     plain = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in found.items():
         if not isinstance(value, (dict, list)) or (
             isinstance(value, list) and value and isinstance(value[0], str)
         ):
-            plain.add_row(name.replace("_", " "), ", ".join(value) if isinstance(value, list) else str(value))
+            text = ", ".join(value) if isinstance(value, list) else str(value)
+            plain.add_row(name.replace("_", " "), printable(text))
     parts.append(plain)
     for name, value in found.items():
         if isinstance(value, dict):
             inner = Table(title=name.replace("_", " "), title_justify="left", show_header=False, box=None)
             for key, fact in value.items():
-                inner.add_row(f"  {key}", str(fact))
+                inner.add_row(f"  {printable(key)}", printable(str(fact)))
             parts.append(inner)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             parts.append(Records(name.replace("_", " "), value))

@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
+from vidcurate.errors import printable
+
 _GAP = 2  # blank columns between two columns
 
 
@@ -13,7 +15,10 @@ class Records:
     """Rows of equal keys as a table; where the numbers alone are wider than the screen, one block per row."""
 
     def __init__(
-        self, title: str, rows: Sequence[Mapping[str, Any]], cell: Callable[[Any], str] = str
+        self,
+        title: str,
+        rows: Sequence[Mapping[str, Any]],
+        cell: Callable[[Any], str] = lambda value: printable(str(value)),
     ) -> None:
         self._title = title
         self._rows = [{key: "" if row[key] is None else cell(row[key]) for key in rows[0]} for row in rows]
