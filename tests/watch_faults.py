@@ -19,6 +19,7 @@ from tests.trainer.shards_for_tests import events
 from trainer.__main__ import main
 from trainer.distributed import mesh
 from trainer.health import clock_steps
+from trainer.health.watch import monitor
 from trainer.health.watch import spec as watch_spec
 from trainer.health.watch.spec import SLOW_RANK_STEPS
 from trainer.run_folder import metrics, process_table
@@ -81,15 +82,20 @@ def is_slow(at: int) -> None:
 
 
 def has_a_clock_that_is_set_back(at: int) -> None:
-    """After three looks at it, the host's clock is 17 s behind what it was."""
-    clocks, looks = clock_steps.read_clocks, 0
+    """From one step on, the host's clock is 17 s behind what it was; the watch looks every 0.1 s."""
+    clocks, losses, steps = clock_steps.read_clocks, step.clip_losses, 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return losses(*arguments)
 
     def clocks_set_back() -> tuple[float, float]:
-        nonlocal looks
-        looks += 1
         real, monotonic = clocks()
-        return real - 17.0 * (looks > 3), monotonic
+        return real - 17.0 * (steps > at), monotonic
 
+    monitor.TICK_SECONDS = 0.1
+    step.clip_losses = counted  # type: ignore[assignment]
     clock_steps.read_clocks = clocks_set_back
 
 

@@ -28,6 +28,7 @@ MAX_BODY_BYTES = 65_536
 MAX_CONNECTIONS = 64
 DRAIN_SECONDS = 2.0
 LOOK_SECONDS = 0.2
+STOP_SECONDS = 0.05  # between two looks of the listening thread at whether the server ends
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
@@ -68,7 +69,9 @@ class Endpoint:
         self.host, self.port = address[0], int(self._server.server_address[1])
         self._threads = [
             threading.Thread(target=self._work, name="generate", daemon=True),
-            threading.Thread(target=self._server.serve_forever, name="http", daemon=True),
+            threading.Thread(
+                target=self._server.serve_forever, args=(STOP_SECONDS,), name="http", daemon=True
+            ),
         ]
 
     def __enter__(self) -> "Endpoint":
@@ -149,6 +152,9 @@ class Endpoint:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = (
+        MAX_CONNECTIONS  # a connection beyond the queue is tried again after a second, then two
+    )
     endpoint: Endpoint
 
     def __init__(self, *arguments: Any) -> None:
