@@ -3,9 +3,8 @@
 The chunks depend on neither the engine nor the number of workers. `map_clips` returns the rows in the order
 of the items and writes a finished chunk to the parts folder atomically. So the same input gives the same
 output on any engine, with any number of workers and parts, and a second run computes only the missing
-chunks. An item whose worker dies (a segfault inside a decoder: PyAV 2344) gets one retry; if the retry
-kills its worker too, `on_crash` makes the row. The pool kills a worker whose item takes longer than the time
-limit, and `on_timeout` makes the row (`worker_processes`).
+chunks. An item whose worker dies (a segfault inside a decoder: PyAV 2344) gets one retry; `on_lost` makes
+the row if the retry kills its worker too, or if the item takes longer than the time limit.
 """
 
 import os
@@ -30,8 +29,8 @@ from vidcurate.executor.parts_folder import (
     remove_chunks,
     write_part,
 )
+from vidcurate.executor.worker_processes import Loss, Work, WorkerProcesses
 from vidcurate.executor.worker_processes import Row as Row
-from vidcurate.executor.worker_processes import Work, WorkerProcesses
 
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]  # (done, total, unit)
@@ -71,8 +70,7 @@ def map_clips(
     function: Callable[[T], Row],
     items: Sequence[T],
     *,
-    on_crash: Callable[[T], Row],
-    on_timeout: Callable[[T], Row] | None = None,
+    on_lost: Callable[[T, Loss], Row],
     time_limit_seconds: float | None = None,
     num_workers: int = 1,
     chunk_size: int = 32,
@@ -84,8 +82,7 @@ def map_clips(
     rows = map_clips_in_parts(
         function,
         items,
-        on_crash=on_crash,
-        on_timeout=on_timeout,
+        on_lost=on_lost,
         time_limit_seconds=time_limit_seconds,
         executor=ExecutorSpec(num_workers=num_workers),
         chunk_size=chunk_size,
@@ -101,8 +98,7 @@ def map_clips_in_parts(
     function: Callable[[T], Row],
     items: Sequence[T],
     *,
-    on_crash: Callable[[T], Row],
-    on_timeout: Callable[[T], Row] | None = None,
+    on_lost: Callable[[T, Loss], Row],
     time_limit_seconds: float | None = None,
     executor: ExecutorSpec,
     chunk_size: int = 32,
@@ -115,13 +111,13 @@ def map_clips_in_parts(
     """Map `function` over the items; return the rows in their order, or the summary of a part.
 
     `function` returns plain JSON values. It runs in other processes when the executor has several workers or
-    a cluster, or when items have a time limit; `on_crash` and `on_timeout` (default: `on_crash`) run in this
-    process. `parts` is the folder of finished chunks. The caller names the folder after the inputs of the
-    result, and removes it with `remove_parts` once the result is written; the returned iterator reads the
-    rows from the folder, one chunk at a time. A part and a merge need `parts`. `reason_of` says why a row
-    failed (`one_reason`); its count and `video_seconds` (one per item) are for the progress line. Raises what
-    `function` raises, VidcurateError when every item fails for one reason (the chunks are then removed),
-    StageError when a merge lacks a part, StorageError.
+    a cluster, or when items have a time limit; `on_lost` runs in this process (`Work`). `parts` is the folder
+    of finished chunks. The caller names the folder after the inputs of the result, and removes it with
+    `remove_parts` once the result is written; the returned iterator reads the rows from the folder, one chunk
+    at a time. A part and a merge need `parts`. `reason_of` says why a row failed (`one_reason`); its count
+    and `video_seconds` (one per item) are for the progress line. Raises what `function` raises,
+    VidcurateError when every item fails for one reason (the chunks are then removed), StageError when a merge
+    lacks a part, StorageError.
     """
     chunks = [items[start : start + chunk_size] for start in range(0, len(items), chunk_size)]
     mine = chunks_of_part(len(chunks), executor.part)
@@ -153,12 +149,7 @@ def map_clips_in_parts(
     counts.report()
     if executor.merge and parts is not None:
         check_parts(parts, counts.total - counts.done, counts.total)
-    work = Work(
-        function=function,
-        on_crash=on_crash,
-        on_timeout=on_timeout or on_crash,
-        time_limit_seconds=time_limit_seconds,
-    )
+    work = Work(function=function, on_lost=on_lost, time_limit_seconds=time_limit_seconds)
     for number, rows in _finished_chunks(work, todo, executor):
         if parts is None:
             found[number] = rows

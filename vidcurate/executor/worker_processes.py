@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import cloudpickle
 
@@ -26,6 +26,8 @@ from vidcurate.executor.die_with_parent import die_with_parent
 
 T = TypeVar("T")
 Row = dict[str, Any]  # what a per-clip function returns: plain JSON values
+Loss = Literal["crashed", "timeout"]  # why an item has no row of its worker
+HOW: dict[Loss, str] = {"crashed": "crashed the worker", "timeout": "exceeded the time limit"}
 
 _TRIES = 2
 _KILL_SECONDS = 5.0
@@ -90,15 +92,13 @@ def serve(descriptor: int, parent: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work(Generic[T]):
-    """Work on each item: `function` makes its row in a worker; the others make rows in the parent.
+    """Work on each item: `function` makes its row in a worker, `on_lost` in the parent.
 
-    `on_crash` makes the row of an item that crashed two workers, `on_timeout` the row of an item that took
-    longer than `time_limit_seconds` (None: no limit).
+    An item is lost when it crashed two workers, or took longer than `time_limit_seconds` (None: no limit).
     """
 
     function: Callable[[T], Row]
-    on_crash: Callable[[T], Row]
-    on_timeout: Callable[[T], Row]
+    on_lost: Callable[[T, Loss], Row]
     time_limit_seconds: float | None
 
 
@@ -190,7 +190,7 @@ class WorkerProcesses(Generic[T]):
                 if not is_alive and job is not None:
                     job.tries += 1
                     if job.tries == _TRIES:
-                        job.add(self._work.on_crash(job.items[len(job.rows)]))
+                        job.add(self._work.on_lost(job.items[len(job.rows)], "crashed"))
                     done.append(job)
                 elif job is not None and job.is_finished:
                     worker.job, worker.due = None, float("inf")
@@ -202,7 +202,7 @@ class WorkerProcesses(Generic[T]):
                         f"a worker process did not start within {START_SECONDS:g} s. "
                         "Run the same command again, with fewer workers."
                     )
-                job.add(self._work.on_timeout(job.items[len(job.rows)]))
+                job.add(self._work.on_lost(job.items[len(job.rows)], "timeout"))
                 done.append(job)
         return done
 

@@ -11,7 +11,7 @@ def square(number: int) -> map_clips.Row:
     return {"value": number * number}
 
 
-def crashed(number: int) -> map_clips.Row:
+def crashed(number: int, loss: str) -> map_clips.Row:
     return {"value": -number}
 
 
@@ -38,7 +38,7 @@ def test_lazy_items_give_the_rows_of_a_list(tmp_path: Path, num_workers: int) ->
     rows = map_clips.map_clips(
         square,
         LazyItems(lambda place: place + 1, range(10)),
-        on_crash=crashed,
+        on_lost=crashed,
         num_workers=num_workers,
         chunk_size=3,
         parts=tmp_path / "parts",

@@ -24,8 +24,8 @@ def die_on_seven(number: int) -> map_clips.Row:
     return {"value": number}
 
 
-def crashed(number: int) -> map_clips.Row:
-    return {"value": -number}
+def lost(number: int, loss: str) -> map_clips.Row:
+    return {"value": 1000 + number if loss == "timeout" else -number}
 
 
 def values(rows: list[map_clips.Row]) -> list[int]:
@@ -33,19 +33,19 @@ def values(rows: list[map_clips.Row]) -> list[int]:
 
 
 def test_results_come_in_the_order_of_the_items_for_any_number_of_workers(tmp_path: Path) -> None:
-    one = map_clips.map_clips(square, range(20), on_crash=crashed, num_workers=1, chunk_size=3)
-    two = map_clips.map_clips(square, range(20), on_crash=crashed, num_workers=2, chunk_size=3)
+    one = map_clips.map_clips(square, range(20), on_lost=lost, num_workers=1, chunk_size=3)
+    two = map_clips.map_clips(square, range(20), on_lost=lost, num_workers=2, chunk_size=3)
 
     assert values(one) == values(two) == [number**2 for number in range(20)]
     assert os.getpid() not in {row["pid"] for row in two}
 
 
 def test_a_second_run_does_only_what_is_missing(tmp_path: Path) -> None:
-    first = map_clips.map_clips(square, range(10), on_crash=crashed, chunk_size=4, parts=tmp_path / "parts")
+    first = map_clips.map_clips(square, range(10), on_lost=lost, chunk_size=4, parts=tmp_path / "parts")
     (tmp_path / "parts" / "000001.json").write_text("[{half a fi")
     (tmp_path / "parts" / "000002.json").write_text('[{"value": 64, "pid": 0}, {"value": 81, "pid": 0}]')
 
-    again = map_clips.map_clips(square, range(10), on_crash=crashed, chunk_size=4, parts=tmp_path / "parts")
+    again = map_clips.map_clips(square, range(10), on_lost=lost, chunk_size=4, parts=tmp_path / "parts")
 
     assert values(first) == values(again)
     assert [row["pid"] for row in again][-2:] == [0, 0]
@@ -57,7 +57,7 @@ def test_progress_counts_every_item_once(tmp_path: Path) -> None:
     map_clips.map_clips(
         square,
         range(5),
-        on_crash=crashed,
+        on_lost=lost,
         chunk_size=2,
         progress=lambda *reported: seen.append(reported),
         unit="files",
@@ -67,7 +67,7 @@ def test_progress_counts_every_item_once(tmp_path: Path) -> None:
 
 
 def test_a_clip_that_kills_its_worker_is_a_row_and_no_other_is_lost() -> None:
-    rows = map_clips.map_clips(die_on_seven, range(12), on_crash=crashed, num_workers=2, chunk_size=4)
+    rows = map_clips.map_clips(die_on_seven, range(12), on_lost=lost, num_workers=2, chunk_size=4)
 
     assert values(rows) == [0, 1, 2, 3, 4, 5, 6, -7, 8, 9, 10, 11]
 
@@ -76,7 +76,7 @@ def test_a_parts_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(StorageError, match="file/parts: cannot make this folder"):
-        map_clips.map_clips(square, [1], on_crash=crashed, parts=tmp_path / "file" / "parts")
+        map_clips.map_clips(square, [1], on_lost=lost, parts=tmp_path / "file" / "parts")
 
 
 def depend_on_three(number: int) -> map_clips.Row:
@@ -103,10 +103,6 @@ def linger_on_three(number: int) -> map_clips.Row:
     return {"value": number}
 
 
-def late(number: int) -> map_clips.Row:
-    return {"value": 1000 + number}
-
-
 def refuse_four(number: int) -> map_clips.Row:
     if number == 4:
         raise StorageError("no room for 4.")
@@ -125,8 +121,7 @@ def test_an_item_that_hangs_costs_its_limit_and_the_others_resume(
     rows = map_clips.map_clips(
         function,
         range(8),
-        on_crash=crashed,
-        on_timeout=late,
+        on_lost=lost,
         time_limit_seconds=1.0,
         num_workers=num_workers,
         chunk_size=4,
@@ -154,17 +149,15 @@ def test_time_in_which_the_machine_stood_still_counts_for_no_limit(monkeypatch: 
     )
     monkeypatch.setattr(child_processes, "time", SimpleNamespace(monotonic=lambda: now() + 3600 * hours))
 
-    rows = map_clips.map_clips(
-        linger_on_three, range(5), on_crash=crashed, on_timeout=late, time_limit_seconds=300.0
-    )
+    rows = map_clips.map_clips(linger_on_three, range(5), on_lost=lost, time_limit_seconds=300.0)
 
     assert values(rows) == [0, 1, 2, 3, 4]
     assert hours > 1
 
 
 def test_a_limit_changes_no_row_of_items_that_keep_it() -> None:
-    plain = map_clips.map_clips(square, range(9), on_crash=crashed)
-    limited = map_clips.map_clips(square, range(9), on_crash=crashed, time_limit_seconds=60, chunk_size=2)
+    plain = map_clips.map_clips(square, range(9), on_lost=lost)
+    limited = map_clips.map_clips(square, range(9), on_lost=lost, time_limit_seconds=60, chunk_size=2)
 
     assert values(plain) == values(limited)
     assert os.getpid() not in {row["pid"] for row in limited}
@@ -172,7 +165,7 @@ def test_a_limit_changes_no_row_of_items_that_keep_it() -> None:
 
 def test_what_the_function_raises_is_raised_here() -> None:
     with pytest.raises(StorageError, match="no room for 4"):
-        map_clips.map_clips(refuse_four, range(8), on_crash=crashed, num_workers=2, chunk_size=2)
+        map_clips.map_clips(refuse_four, range(8), on_lost=lost, num_workers=2, chunk_size=2)
 
 
 _MAIN = """
@@ -187,7 +180,7 @@ def linger(number):  # lives in the main module, which workers do not import
     while True:
         pass
 
-map_clips.map_clips(linger, range(4), on_crash=lambda item: {}, num_workers=2, chunk_size=1)
+map_clips.map_clips(linger, range(4), on_lost=lambda item, loss: {}, num_workers=2, chunk_size=1)
 """
 
 

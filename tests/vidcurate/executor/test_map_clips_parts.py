@@ -11,13 +11,13 @@ def double(number: int) -> map_clips.Row:
     return {"value": 2 * number}
 
 
-def crashed(number: int) -> map_clips.Row:
+def crashed(number: int, loss: str) -> map_clips.Row:
     return {"value": -number}
 
 
 def share(parts: Path, executor: ExecutorSpec, count: int = 23, **more):  # type: ignore[no-untyped-def]
     return map_clips.map_clips_in_parts(
-        double, range(count), on_crash=crashed, executor=executor, chunk_size=3, parts=parts, **more
+        double, range(count), on_lost=crashed, executor=executor, chunk_size=3, parts=parts, **more
     )
 
 

@@ -56,7 +56,7 @@ def test_a_long_stage_stops_early_and_leaves_no_chunk(
         map_clips.map_clips_in_parts(
             fails,
             range(100),
-            on_crash=fails,
+            on_lost=lambda number, loss: fails(number),
             executor=ExecutorSpec(),
             chunk_size=4,
             parts=tmp_path / "parts",

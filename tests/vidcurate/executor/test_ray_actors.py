@@ -28,20 +28,15 @@ def broken(number: int) -> map_clips.Row:
     raise MediaError(f"clip {number}: is broken.", kind="empty")
 
 
-def crashed(number: int) -> map_clips.Row:
-    return {"value": "crashed"}
-
-
-def late(number: int) -> map_clips.Row:
-    return {"value": "timeout"}
+def lost(number: int, loss: str) -> map_clips.Row:
+    return {"value": loss}
 
 
 def rows(executor: ExecutorSpec, function=odd_one) -> list[map_clips.Row]:  # type: ignore[no-untyped-def]
     found = map_clips.map_clips_in_parts(
         function,
         range(10),
-        on_crash=crashed,
-        on_timeout=late,
+        on_lost=lost,
         time_limit_seconds=LIMIT_SECONDS,
         executor=executor,
         chunk_size=3,

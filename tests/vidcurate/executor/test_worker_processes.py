@@ -11,13 +11,13 @@ def work(number: int) -> dict[str, Any]:
     return {"number": number}
 
 
-def late(number: int) -> dict[str, Any]:
+def late(number: int, loss: str) -> dict[str, Any]:
     return {"number": number, "is_late": True}
 
 
 def test_a_slow_consumer_costs_no_clip_its_time() -> None:
     chunks = [(number, [number]) for number in range(9)]
-    steady = Work(function=work, on_crash=late, on_timeout=late, time_limit_seconds=1.0)
+    steady = Work(function=work, on_lost=late, time_limit_seconds=1.0)
     with WorkerProcesses(steady, 3) as workers:
         rows = []
         for _, found in workers.run(chunks):
@@ -33,7 +33,7 @@ def test_a_clip_that_is_late_is_late_however_slow_the_consumer() -> None:
         time.sleep(60 if number == 1 else 0.02)
         return {"number": number}
 
-    work = Work(function=hangs, on_crash=late, on_timeout=late, time_limit_seconds=1.0)
+    work = Work(function=hangs, on_lost=late, time_limit_seconds=1.0)
     with WorkerProcesses(work, 2) as workers:
         rows = []
         for _, found in workers.run([(number, [number]) for number in range(4)]):

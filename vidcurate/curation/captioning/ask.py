@@ -139,8 +139,7 @@ def _looked(
     starts = range(0, len(items), _CLIPS_AT_ONCE)
     work = Work(
         function=partial(frames.clip_frames, num_frames=spec.num_frames, short_side_px=spec.short_side_px),
-        on_crash=frames.crashed,
-        on_timeout=frames.timed_out,
+        on_lost=frames.lost,
         time_limit_seconds=_DECODE_SECONDS,
     )
     with WorkerProcesses(work, num_workers) as workers:

@@ -9,6 +9,7 @@ from typing import Any
 
 from vidcurate.curation.frame_scores.sample import frame_numbers
 from vidcurate.errors import MediaError
+from vidcurate.executor.worker_processes import HOW, Loss
 from vidcurate.media import decode
 from vidcurate.media.container import opened
 from vidcurate.media.encode import encode_image
@@ -58,11 +59,6 @@ def failed(status: str, problem: str) -> dict[str, Any]:
     return {"status": status, "problem": problem, "frames": None, "hash": None}
 
 
-def crashed(item: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a clip whose decoding ended two workers."""
-    return failed("crashed", f"{item['path']}: decoding crashed the worker.")
-
-
-def timed_out(item: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a clip whose decoding took too long."""
-    return failed("timeout", f"{item['path']}: decoding exceeded the time limit.")
+def lost(item: dict[str, Any], loss: Loss) -> dict[str, Any]:
+    """Return the row of a clip whose decoding crashed two workers or took too long."""
+    return failed(loss, f"{item['path']}: decoding {HOW[loss]}.")

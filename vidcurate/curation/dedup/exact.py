@@ -24,10 +24,6 @@ def hash_file(path: str) -> dict[str, Any]:
     return {"sha256": whole.hexdigest()}
 
 
-def _crashed(path: str) -> dict[str, Any]:
-    return {"sha256": None}
-
-
 def to_read(files: pl.DataFrame) -> list[str]:
     """Return the paths of `files` (video_path, file_size_bytes, maybe packet_hash) that may have a copy."""
     known = [name for name in ("file_size_bytes", "packet_hash") if name in files.columns]
@@ -45,7 +41,7 @@ def contents(
     rows = map_clips.map_clips(
         hash_file,
         [str(videos / path) for path in paths],
-        on_crash=_crashed,
+        on_lost=lambda path, loss: {"sha256": None},
         num_workers=num_workers,
         parts=parts,
         progress=progress,

@@ -26,6 +26,7 @@ from vidcurate.curation.fit.models import model_named
 from vidcurate.errors import StageError
 from vidcurate.executor.map_clips import Progress, map_clips_in_parts, no_progress
 from vidcurate.executor.parts_folder import ExecutorSpec, PartSummary
+from vidcurate.executor.worker_processes import Loss
 from vidcurate.storage import atomic_file, lock
 
 _PARTS = ".clips"
@@ -103,12 +104,9 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _crashed(clip: PlannedClip) -> dict[str, Any]:
-    return failed(clip, "crashed", f"{Path(clip.source).name}: the worker crashed twice.")
-
-
-def _timed_out(clip: PlannedClip) -> dict[str, Any]:
-    return failed(clip, "timeout", f"{Path(clip.source).name}: took longer than {_SECONDS_PER_CLIP:g} s.")
+def _lost(clip: PlannedClip, loss: Loss) -> dict[str, Any]:
+    how = "the worker crashed twice" if loss == "crashed" else f"took longer than {_SECONDS_PER_CLIP:g} s"
+    return failed(clip, loss, f"{Path(clip.source).name}: {how}.")
 
 
 def _write_one(clip: PlannedClip, building: Path) -> dict[str, Any]:
@@ -127,8 +125,7 @@ def _write(
     rows = map_clips_in_parts(
         partial(_write_one, building=building),
         planned.clips,
-        on_crash=_crashed,
-        on_timeout=_timed_out,
+        on_lost=_lost,
         time_limit_seconds=_SECONDS_PER_CLIP,
         executor=ExecutorSpec(num_workers=num_workers),
         chunk_size=1,

@@ -22,6 +22,7 @@ from vidcurate.errors import InputError, MediaError
 from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import DEFAULT_EXECUTOR, ExecutorSpec, PartSummary, remove_parts
+from vidcurate.executor.worker_processes import HOW, Loss
 from vidcurate.storage import download
 
 __all__ = ["FramesSpec", "FramesSummary", "run_frames"]
@@ -54,10 +55,6 @@ def require_libraries() -> None:
         )
 
 
-def _status(row: dict[str, Any], status: str, problem: str) -> dict[str, Any]:
-    return {"frames_status": status, "frames_problem": f"{Path(row['path']).name}: {problem}"}
-
-
 def _score(item: dict[str, Any], spec: FramesSpec) -> dict[str, Any]:
     from vidcurate.curation.frame_scores.scorers import ClipFile, score_clip
 
@@ -68,12 +65,9 @@ def _score(item: dict[str, Any], spec: FramesSpec) -> dict[str, Any]:
         return {"frames_status": error.kind, "frames_problem": str(error)}
 
 
-def _timed_out(item: dict[str, Any]) -> dict[str, Any]:
-    return _status(item, "timeout", "decoding exceeded the time limit.")
-
-
-def _crashed(item: dict[str, Any]) -> dict[str, Any]:
-    return _status(item, "crashed", "decoding crashed the worker.")
+def _lost(item: dict[str, Any], loss: Loss) -> dict[str, Any]:
+    problem = f"{Path(item['path']).name}: decoding {HOW[loss]}."
+    return {"frames_status": loss, "frames_problem": problem}
 
 
 def _reason(row: dict[str, Any]) -> str | None:
@@ -141,8 +135,7 @@ def run_frames(
         rows = map_clips.map_clips_in_parts(
             partial(_score, spec=spec),
             items,
-            on_crash=_crashed,
-            on_timeout=_timed_out,
+            on_lost=_lost,
             time_limit_seconds=spec.time_limit_seconds,
             executor=executor,
             chunk_size=_CLIPS_AT_ONCE,

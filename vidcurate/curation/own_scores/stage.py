@@ -22,6 +22,7 @@ from vidcurate.errors import InputError
 from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import DEFAULT_EXECUTOR, ExecutorSpec, PartSummary, remove_parts
+from vidcurate.executor.worker_processes import HOW
 from vidcurate.storage import download
 
 STAGE = "own_scores"
@@ -94,8 +95,7 @@ def run_own_scores(
         rows = map_clips.map_clips_in_parts(
             partial(score_clip, scores=scores),
             items,
-            on_crash=partial(_failed, status="crashed", problem="a score crashed the worker"),
-            on_timeout=partial(_failed, status="timeout", problem="the scores exceeded the time limit"),
+            on_lost=lambda item, loss: _failed(item, loss, f"a score {HOW[loss]}"),
             time_limit_seconds=time_limit_seconds,
             executor=executor,
             chunk_size=_CLIPS_AT_ONCE,

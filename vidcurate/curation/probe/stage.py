@@ -31,6 +31,7 @@ from vidcurate.executor import map_clips
 from vidcurate.executor.lazy_items import LazyItems
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import DEFAULT_EXECUTOR, ExecutorSpec, PartSummary, remove_parts
+from vidcurate.executor.worker_processes import Loss
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.storage import download
 
@@ -98,16 +99,10 @@ def _examine(task: Task) -> Facts:
         return {"failure": error.kind, "problem": str(error), "findings": {}}
 
 
-def _crashed(task: Task) -> Facts:
-    problem = f"{Path(task.path).name}: reading it ended the process twice."
-    return {"failure": "crashed", "problem": problem, "findings": {}}
-
-
-def _timed_out(time_limit_seconds: float, task: Task) -> Facts:
-    problem = f"{Path(task.path).name}: reading it took longer than {time_limit_seconds:g} s."
-    return {
-        "failure": "timeout", "problem": problem, "findings": {}, "time_limit_seconds": time_limit_seconds
-    }  # fmt: skip
+def _lost(task: Task, loss: Loss, *, time_limit_seconds: float) -> Facts:
+    how = "ended the process twice" if loss == "crashed" else f"took longer than {time_limit_seconds:g} s"
+    facts = {"failure": loss, "problem": f"{Path(task.path).name}: reading it {how}.", "findings": {}}
+    return facts if loss == "crashed" else facts | {"time_limit_seconds": time_limit_seconds}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +190,7 @@ def _look(
     return map_clips.map_clips_in_parts(
         _examine,
         tasks,
-        on_crash=_crashed,
-        on_timeout=partial(_timed_out, spec.time_limit_seconds),
+        on_lost=partial(_lost, time_limit_seconds=spec.time_limit_seconds),
         time_limit_seconds=spec.time_limit_seconds,
         executor=executor,
         chunk_size=_CHUNK_SIZES[spec.level],

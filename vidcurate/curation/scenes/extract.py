@@ -22,6 +22,7 @@ from vidcurate.errors import InputError, MediaError
 from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import remove_parts
+from vidcurate.executor.worker_processes import HOW, Loss
 from vidcurate.media import transcode
 from vidcurate.media.decode import count_decodable_frames, read_frames
 from vidcurate.media.transcode import Cut, first_frame
@@ -143,14 +144,9 @@ def _without(source: Path, error: MediaError) -> str:
     return str(error).removeprefix(f"{source.name}: ")
 
 
-def _timed_out(task: dict[str, Any]) -> dict[str, Any]:
-    name = Path(task["path"]).name
-    return {"extract_status": "timeout", "extract_problem": f"{name}: cutting exceeded the time limit."}
-
-
-def _crashed(task: dict[str, Any]) -> dict[str, Any]:
-    name = Path(task["path"]).name
-    return {"extract_status": "crashed", "extract_problem": f"{name}: cutting crashed the worker."}
+def _lost(task: dict[str, Any], loss: Loss) -> dict[str, Any]:
+    problem = f"{Path(task['path']).name}: cutting {HOW[loss]}."
+    return {"extract_status": loss, "extract_problem": problem}
 
 
 def _origin(clips: pl.DataFrame, tasks: list[dict[str, Any]], spec: ExtractSpec) -> table.Provenance:
@@ -218,8 +214,7 @@ def run_extract(
         made = map_clips.map_clips(
             partial(_cut, spec=spec),
             [tasks[number] for number in todo],
-            on_crash=_crashed,
-            on_timeout=_timed_out,
+            on_lost=_lost,
             time_limit_seconds=spec.time_limit_seconds,
             num_workers=num_workers,
             chunk_size=_CLIPS_AT_ONCE,

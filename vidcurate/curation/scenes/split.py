@@ -26,6 +26,7 @@ from vidcurate.errors import InputError
 from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import remove_parts
+from vidcurate.executor.worker_processes import HOW, Loss
 from vidcurate.storage import atomic_file
 from vidcurate.storage.checksum import file_state
 
@@ -184,8 +185,7 @@ def run_split_scenes(
         map_clips.map_clips(
             partial(_detect, spec=spec),
             items,
-            on_crash=_crashed,
-            on_timeout=_timed_out,
+            on_lost=_lost,
             time_limit_seconds=spec.time_limit_seconds,
             num_workers=num_workers,
             chunk_size=1,  # a raw video may be hours long
@@ -206,18 +206,8 @@ def _detect(item: dict[str, Any], spec: SceneSpec) -> dict[str, Any]:
     return detect(item, spec)
 
 
-def _timed_out(item: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "problem": "timeout",
-        "message": f"{Path(item['path']).name}: decoding exceeded the time limit.",
-    }
-
-
-def _crashed(item: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "problem": "crashed",
-        "message": f"{Path(item['path']).name}: decoding crashed the worker.",
-    }
+def _lost(item: dict[str, Any], loss: Loss) -> dict[str, Any]:
+    return {"problem": loss, "message": f"{Path(item['path']).name}: decoding {HOW[loss]}."}
 
 
 def _digest(items: list[dict[str, Any]], spec: SceneSpec) -> str:
