@@ -19,13 +19,11 @@ from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.dedup import clusters, exact, perceptual, preference
 from vidcurate.curation.dedup.search import EMBEDDINGS, Search, not_looked_for, search_all
-from vidcurate.curation.dedup.spec import DedupSpec, PerceptualSpec
+from vidcurate.curation.dedup.spec import DedupSpec
 from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import remove_parts
 from vidcurate.storage import atomic_file, download
-
-__all__ = ["DedupSpec", "DedupSummary", "PerceptualSpec", "run_dedup"]
 
 _TOP = 10
 _NEEDED = (

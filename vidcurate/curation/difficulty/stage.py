@@ -27,10 +27,6 @@ from vidcurate.errors import ColumnError, InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
 
-__all__ = [
-    "FRAGMENT", "LEVELS", "Jump", "Level", "Ramp", "SplitSpec", "SplitSummary", "Tail", "jump", "run_split",
-]  # fmt: skip
-
 LEVELS = "levels.json"
 # Columns besides the difficulty whose jump between levels is measured.
 SHIFTING = ("caption_num_words", "num_frames", "duration_seconds")

@@ -23,33 +23,13 @@ from vidcurate.curation.filter.apply_reviews import (
     summarise_reviews,
     with_edited_captions,
 )
-from vidcurate.curation.filter.bind_rules import Plan, evaluated, plan_of, survivors
-from vidcurate.curation.filter.presets import PRESETS
+from vidcurate.curation.filter.bind_rules import evaluated, plan_of
 from vidcurate.curation.filter.rules import UNKNOWN
-from vidcurate.curation.filter.spec import FilterSpec, Limit, OutlierRule, with_preset
+from vidcurate.curation.filter.spec import FilterSpec, with_preset
 from vidcurate.curation.review_decisions.journal import REVIEWS
 from vidcurate.curation.review_decisions.outcome import digest_of
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
-
-__all__ = [
-    "FUNNEL",
-    "LEDGER",
-    "PRESETS",
-    "FilterSpec",
-    "FilterSummary",
-    "Funnel",
-    "Limit",
-    "OutlierRule",
-    "Plan",
-    "apply_rules",
-    "check_limits",
-    "funnel_of",
-    "plan_of",
-    "run_filter",
-    "survivors",
-    "with_preset",
-]  # fmt: skip
 
 FUNNEL = "funnel.json"
 # Stages whose rejections are failures (a missing or broken clip), not choices.

@@ -25,8 +25,6 @@ from vidcurate.executor.parts_folder import DEFAULT_EXECUTOR, ExecutorSpec, Part
 from vidcurate.executor.worker_processes import HOW, Loss
 from vidcurate.storage import download
 
-__all__ = ["FramesSpec", "FramesSummary", "run_frames"]
-
 _NEEDED = ("cv2",)
 _CLIPS_AT_ONCE = 8  # clips lost by a kill; a chunk of long clips takes minutes
 

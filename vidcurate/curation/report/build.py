@@ -33,8 +33,6 @@ from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
 
-__all__ = ["PAGE", "ReportSummary", "run_report"]
-
 PAGE = "report.html"
 SHOWN = 24  # clips on each contact sheet
 _LONGEST_TEXT = 1200  # characters of a caption or a reason
