@@ -194,21 +194,35 @@ def write(
         )
         names = [name for name in names if name in own]
         lazy = lazy.select(names)
+    with atomic_file.storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file.atomic_path(path) as partial:
+            sink(lazy, partial, lambda: origin, words or {})
+
+
+def sink(
+    frame: pl.LazyFrame,
+    file: Path,
+    origin: Callable[[], Provenance],
+    words: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Stream `frame` into `file`, all its columns; `write` does so and renames. Raises what polars raises.
+
+    `origin` is asked for when all rows have been read, so that inputs can be digested meanwhile.
+    """
+    names = frame.collect_schema().names()
     known = {
         name: {"unit": COLUMNS[name].unit, "meaning": COLUMNS[name].meaning}
         for name in names
         if name in COLUMNS
     }
-    described = {**known, **(words or {})}
-    with atomic_file.storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file.atomic_path(path) as partial:
-            lazy.sink_parquet(
-                partial,
-                maintain_order=True,
-                row_group_size=16_384,  # groups of 65,536 dense captions cost 600 MB more peak memory
-                metadata={_METADATA_KEY: origin.to_json(), "columns": json.dumps(described, sort_keys=True)},
-            )
+    described = json.dumps({**known, **words}, sort_keys=True)
+    frame.sink_parquet(
+        file,
+        maintain_order=True,
+        row_group_size=16_384,  # groups of 65,536 dense captions cost 600 MB more peak memory
+        metadata=lambda _: {_METADATA_KEY: origin().to_json(), "columns": described},
+    )
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> pl.DataFrame:

@@ -255,7 +255,7 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
     if ledger_path.exists() and (len(dropped) or _reported(ledger_path)):
         reported = _with_split(pl.read_parquet(ledger_path), dropped, spec)
         table.write(reported, ledger_path, table.provenance(ledger_path))
-    table.write(_joined(clips, rows, dropped), target, origin)
+    table.write(_joined(clips, rows, dropped, total), target, origin)
     progress(2, 2, "steps")
     return summary
 
@@ -268,17 +268,17 @@ def _reported(ledger_path: Path) -> int:
     return counted
 
 
-def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame) -> pl.DataFrame:
-    """Return every row's level, fold and verdict, including the clips dropped here."""
+def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame, total: int) -> pl.LazyFrame:
+    """Return the level, fold and verdict of every row of `total`, including the clips dropped here."""
     verdict = ("is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold")
-    every = clips.select("clip_id", *verdict).collect()
 
     def scattered(at: pl.DataFrame, name: str) -> pl.Series:
-        place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(every))
+        place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, total)
         place = place.scatter(at["row"], pl.int_range(len(at), dtype=pl.UInt32, eager=True))
         return at[name].gather(place)
 
-    every = every.with_columns(scattered(rows, "level"), scattered(rows, "fold"))
+    cut_here = pl.DataFrame([scattered(rows, "level"), scattered(rows, "fold")]).lazy()
+    every = pl.concat([clips.select("clip_id", *verdict), cut_here], how="horizontal")
     if dropped.is_empty():
         return every
     is_dropped = scattered(dropped, "rule").is_not_null()

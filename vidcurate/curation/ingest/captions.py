@@ -192,6 +192,18 @@ def _parts_of(schema: pl.Schema) -> list[str]:
     return [MAIN, *(part for part in schema if part.startswith(PART))]
 
 
+def main_column(labels: Mapping[str, str]) -> str:
+    """Return the source's name of the main caption, by the labels of an adapter's rows."""
+    return labels.get(MAIN, MAIN)
+
+
+def is_plain(schema: pl.Schema, main_column: str) -> bool:
+    """Return whether the rows have one column of captions, as text and without a name."""
+    if _parts_of(schema) != [MAIN] or {"captions", "caption_name"} & schema.keys():
+        return False
+    return name_of(main_column) == MAIN and schema.get(MAIN) == pl.String()
+
+
 def may_be_several(schema: pl.Schema, main_column: str) -> pl.Expr:
     """Return whether a row may have more than one caption without a name: only then `cells_of` is needed."""
     if _parts_of(schema) != [MAIN] or name_of(main_column) != MAIN or schema[MAIN] != pl.String():

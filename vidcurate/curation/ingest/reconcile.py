@@ -26,6 +26,7 @@ PROBLEMS = (
     "empty_caption",
 )
 KEYS = ("clip_id", "video_path", "is_empty", "bad", "note")  # columns that decide a row's problem
+_OF_A_ROW = (("bad_value", "is_bad"), ("empty_caption", "is_empty"))  # problems that need no other row
 MAX_LISTED = 10_000  # entries of a list in reconcile.json; the table has every row
 
 
@@ -79,17 +80,24 @@ def _with_unique_ids(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(clip_ids.alias("clip_id"), is_duplicate=is_duplicate)
 
 
+def safe_keys(ids: pl.Series) -> pl.Series:
+    """Return the sample key of each id; null for null. An id that is a safe key is its own."""
+    safe = ids.str.contains(rf"^[A-Za-z0-9][A-Za-z0-9_-]{{0,{MAX_KEY_BYTES - 1}}}$")
+    at = (~safe).arg_true()
+    if not len(at):
+        return ids
+    hashed = pl.Series([sample_key(one) for one in ids.gather(at)], dtype=pl.String)
+    return ids.clone().scatter(at, hashed)
+
+
 def _with_keys(frame: pl.DataFrame) -> pl.DataFrame:
     """Add sample_key. Raises InputError when two ids would share one."""
-    safe = pl.col("clip_id").str.contains(rf"^[A-Za-z0-9][A-Za-z0-9_-]{{0,{MAX_KEY_BYTES - 1}}}$")
-    frame = frame.with_columns(sample_key=pl.when(safe).then("clip_id"))
-    at = frame.with_row_index("at").filter(pl.col("sample_key").is_null())
-    if at.height:
-        hashed = pl.Series([sample_key(clip_id) for clip_id in at["clip_id"]], dtype=pl.String)
-        frame = frame.with_columns(frame["sample_key"].clone().scatter(at["at"], hashed))
-        if frame["sample_key"].n_unique() < frame.height:  # safe ids alone are as unlike as the ids
-            sample_keys(frame["clip_id"])  # names the two
-    return frame
+    ids = frame["clip_id"]
+    keys = safe_keys(ids)
+    # Safe ids alone are as unlike as the ids.
+    if keys is not ids and keys.n_unique() < frame.height:
+        sample_keys(ids)  # names the two
+    return frame.with_columns(keys.alias("sample_key"))
 
 
 def reconcile(
@@ -139,6 +147,34 @@ def reconcile(
         frame=frame.with_columns(ingest_problem=problem).rename({"path": "file_path"}),
         num_rows=num_rows,
         num_absolute_paths=int(absolute or 0),
+    )
+
+
+def judge(ids: pl.Series, problems: pl.Series, bad: pl.DataFrame) -> Ledger:
+    """Return the verdicts of a table that was read without files, from what each row alone told.
+
+    `ids` as they are in the metadata, `problems` null, bad_value or empty_caption; `bad` has the columns bad
+    and is_empty of each row with a bad value, in order. Raises InputError when two ids would share a sample
+    key.
+    """
+    frame = pl.DataFrame({"base_id": ids, "problem": problems}).with_row_index("row", offset=1)
+    is_bad, is_empty = (problems.eq_missing(word).rename(name) for word, name in _OF_A_ROW)
+    at = is_bad.arg_true()
+    frame = frame.with_columns(
+        is_bad,
+        is_empty.scatter(at, bad["is_empty"]),
+        pl.Series("bad", [""]).new_from_index(0, len(ids)).scatter(at, bad["bad"]),
+        *(pl.lit(value=False).alias(name) for name in ("leaves", "is_missing", "is_extra")),
+        *(pl.lit(value=False).alias(name) for name in ("by_name", "is_ambiguous")),
+        *(pl.lit(None, dtype=pl.String).alias(name) for name in ("file_path", "written_path")),
+        note=pl.lit(""),
+    )
+    frame = _with_keys(_with_unique_ids(frame))
+    problem = pl.when("is_duplicate").then(pl.lit("duplicate_id")).otherwise("problem")
+    return Ledger(
+        frame=frame.with_columns(ingest_problem=problem).drop("problem"),
+        num_rows=len(ids),
+        num_absolute_paths=0,
     )
 
 

@@ -27,6 +27,7 @@ PARQUET = (".parquet", ".pq")
 JSON_LINES = (".jsonl", ".ndjson")
 # Cells that stand for "nothing here" in a table that pandas or a database wrote.
 ABSENT = ("", "nan", "NaN", "None", "null", "NULL", "NA", "N/A", "<NA>")
+_LONGEST_ABSENT = max(map(len, ABSENT))
 OWN = "own:"  # own:3 is the column of rows that holds the source's own column number 3, from 0
 _CHUNK_BYTES = 1 << 20
 # Polars reads text in chunks that grow with the file, up to 16 MB and several at once: 180 MB beside the
@@ -182,6 +183,11 @@ def _as_utf8(path: Path, head: bytes, encoding: str, scratch: Path) -> Path:
     return copy
 
 
+def no_rows(path: Path) -> InputError:
+    """Return what is wrong with a table that holds nothing but its header."""
+    return InputError(f"{path}: a header and no rows; there is nothing to take in.")
+
+
 def unreadable(path: Path, error: Exception, encoding: str) -> InputError:
     """Return what is wrong with the table that made polars fail, with the place where it can be found."""
     is_text = path.suffix.lower() not in PARQUET and path.is_file()
@@ -304,12 +310,16 @@ def text(source: Source, found: Mapping[str, str]) -> pl.LazyFrame:
     own = {f"{OWN}{place}": pl.nth(place) for place, name in enumerate(source.dtypes) if name not in taken}
     frame = source.frame.select(**cells, **lists, **own)
     return frame.with_columns(
-        pl.when(pl.col(ours).is_in(("",) if ours in ("clip_id", "source_id", "video_path") else ABSENT))
-        .then(None)
-        .otherwise(pl.col(ours))
-        .alias(ours)
-        for ours in cells
+        pl.when(_is_absent(ours)).then(None).otherwise(pl.col(ours)).alias(ours) for ours in cells
     )
+
+
+def _is_absent(ours: str) -> pl.Expr:
+    """Return whether a trimmed cell holds nothing. Looks only at short cells: the others cost a hash each."""
+    length = pl.col(ours).str.len_bytes()
+    if ours in ("clip_id", "source_id", "video_path"):
+        return length == 0
+    return pl.when(length <= _LONGEST_ABSENT).then(pl.col(ours)).is_in(ABSENT)
 
 
 def _as_text(cell: pl.Expr, dtype: pl.DataType) -> pl.Expr:

@@ -1,9 +1,7 @@
 """Stage `ingest`: read metadata lazily, reconcile it with files, write the table.
 
-Two passes over the metadata. The first keeps every cell but the captions, typed, with the flags of the
-reconciliation (some 250 bytes per row, in memory); the second streams the captions into the table. A thread
-digests the metadata during the first pass. Writing typed cells to a file first was measured too: reading the
-captions of a CSV again costs little more than writing them twice.
+One pass over the metadata where no files are listed (`one_pass`), two passes otherwise (`two_passes`). A
+thread digests the metadata during the first pass.
 """
 
 import hashlib
@@ -17,8 +15,7 @@ import polars as pl
 
 from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.own_columns import MAIN, caption_names, own_columns, words_of
-from vidcurate.curation.clip_table.schema import COLUMNS
-from vidcurate.curation.ingest import captions
+from vidcurate.curation.ingest import one_pass, two_passes
 from vidcurate.curation.ingest.adapters import folder, webdataset
 from vidcurate.curation.ingest.detect import TABLES
 from vidcurate.curation.ingest.files import Listing, list_folder
@@ -32,16 +29,15 @@ from vidcurate.curation.ingest.reconcile import (
     reconcile,
     write_report,
 )
-from vidcurate.curation.ingest.rows import CELLS, MEASURES, Rows, best_known, typed
-from vidcurate.curation.ingest.source import unreadable
+from vidcurate.curation.ingest.rows import Rows
+from vidcurate.curation.ingest.source import no_rows, unreadable
 from vidcurate.curation.ingest.spec import IngestSpec
-from vidcurate.errors import InputError, StorageError
+from vidcurate.errors import StorageError
 from vidcurate.executor.map_clips import Progress, no_progress
 
 REPORT = "reconcile.json"
 UNPACKED = "videos"  # below the run folder: what came out of shards
 _SCRATCH = ".ingest"
-_LATER = ("camera_motion", "desirable_filtering")  # texts that nothing checks: read in the second pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,28 +123,43 @@ def _write(
     digest: Future[str] | None,
     progress: Progress,
 ) -> IngestSummary:
+    target = table.stage_path(run, "ingest")
+
+    def origin() -> table.Provenance:
+        return _origin(plan, spec, digest)[0]
+
     try:
         rows, listing, more = _rows(plan, spec, scratch, videos, progress)
-        cells = _cells(rows)
-        if cells.is_empty():
-            raise InputError(f"{spec.metadata}: a header and no rows; there is nothing to take in.")
-        progress(0, cells.height, "rows")
-        ledger = reconcile(
-            cells.select(KEYS),
-            listing,
-            spec.extension,
-            with_extra_files=not plan.shards,
-            finds_by_name=plan.schema in TABLES and TABLES[plan.schema].has_bare_names,
+        ledger = (
+            one_pass.write_table(rows, plan.schema, spec, target, scratch, origin)
+            if listing is None
+            else None
         )
-        num_rows = cells.height
-        found = _findings(plan, ledger)
-        whole = _table(rows, cells, ledger, plan.schema, spec)
-        del cells, ledger  # what only the report needs goes before the second pass, which needs the memory
-        origin, made_from = _origin(plan, spec, digest)
-        target = table.stage_path(run, "ingest")
-        words = {cell.name: words_of(cell.source) for cell in rows.own}
-        table.write(whole, target, origin, words=words)
-        report = {"made_from": made_from, **_report(found, target, more, videos)}
+        if ledger is not None:
+            num_rows = ledger.num_rows
+            found = _findings(plan, ledger)
+        else:
+            cells = two_passes.first_pass(rows)
+            if cells.is_empty():
+                raise no_rows(spec.metadata)
+            num_rows = cells.height
+            progress(0, num_rows, "rows")
+            ledger = reconcile(
+                cells.select(KEYS),
+                listing,
+                spec.extension,
+                with_extra_files=not plan.shards,
+                finds_by_name=plan.schema in TABLES and TABLES[plan.schema].has_bare_names,
+            )
+            found = _findings(plan, ledger)
+            whole = two_passes.second_pass(rows, cells, ledger, plan.schema, spec)
+            del (
+                cells,
+                ledger,
+            )  # what only the report needs goes before the second pass, which needs the memory
+            words = {cell.name: words_of(cell.source) for cell in rows.own}
+            table.write(whole, target, origin(), words=words)
+        report = {"made_from": _origin(plan, spec, digest)[1], **_report(found, target, more, videos)}
         write_report(run / REPORT, report)
     except pl.exceptions.PolarsError as error:
         raise unreadable(spec.metadata, error, spec.encoding) from error
@@ -184,107 +195,6 @@ def _rows(
         return TABLES[plan.schema].read(plan.source, spec, scratch), plan.listing, more
     videos_beside = plan.listing or list_folder(spec.metadata)
     return folder.read_rows(videos_beside, spec, scratch), videos_beside, more
-
-
-def _cells(rows: Rows) -> pl.DataFrame:
-    """First pass: the cells that the adapter fills, captions left out, KEYS, and is_several.
-
-    A column that is the same in every row is a literal, which polars holds once.
-    """
-    schema = rows.frame.collect_schema()
-    read = typed(rows)
-    later = {"caption", *_LATER}
-    asked = {name: read.cells[name] for name in CELLS if name in schema and name not in later}
-    same = {name: read.cells[name] for name in KEYS if name in CELLS and name not in schema}
-    if "caption" in schema:
-        asked["is_empty"] = captions.is_empty(schema)
-        asked["is_several"] = captions.may_be_several(schema, _main_column(rows))
-    else:
-        same |= {"is_empty": pl.lit(value=True), "is_several": pl.lit(value=False)}
-    if "note" in schema:
-        asked["note"] = pl.col("note").fill_null("")
-    else:
-        same["note"] = pl.lit("")
-    found = read.frame.select(**asked, is_bad=read.is_bad).collect(engine="streaming")
-    found = found.with_columns(**same, bad=pl.lit(""))
-    at = found["is_bad"].arg_true()
-    if len(at):  # one more pass, for the texts of bad rows alone
-        texts = read.frame.select(bad=read.bad, is_bad=read.is_bad).filter("is_bad").select("bad")
-        reported = found["bad"].scatter(at, texts.collect(engine="streaming")["bad"])
-        found = found.with_columns(reported.alias("bad"))
-    return found.drop("is_bad")
-
-
-def _main_column(rows: Rows) -> str:
-    return rows.labels.get("caption", "caption")
-
-
-def _texts(rows: Rows, *, is_several: bool) -> pl.LazyFrame:
-    """Return caption, captions and caption_name of every row, _LATER, and the typed parts of its own columns.
-
-    Unless `is_several`, no row has more than one caption without a name: the others are then left out.
-    """
-    schema = rows.frame.collect_schema()
-    own = {name: pl.col(name).cast(CELLS[name]) for name in _LATER if name in schema}
-    own |= {cell.part: cell.value for cell in rows.own}
-    if "captions" in schema or "caption" not in schema:
-        present = [name for name in ("caption", "captions", "caption_name") if name in schema]
-        return rows.frame.select(*present, **own)
-    if not is_several:
-        return rows.frame.select("caption", **own)
-    said = captions.cells_of(schema, _main_column(rows))
-    return rows.frame.select(said.alias("said"), **own).unnest("said")
-
-
-def _table(rows: Rows, narrow: pl.DataFrame, ledger: Ledger, schema: str, spec: IngestSpec) -> pl.LazyFrame:
-    """Second pass: captions beside the cells of the first and the verdicts; then the extra files."""
-    texts = _texts(rows, is_several=bool(narrow["is_several"].any()))
-    present = {*narrow.columns, *texts.collect_schema()}
-    cells = {
-        name: pl.col(name) if name in present else pl.lit(None, dtype=dtype) for name, dtype in CELLS.items()
-    }
-    reported = {f"{name}_from_metadata": cells[name] for name in MEASURES}
-    dataset = spec.dataset or (TABLES[schema].dataset if schema in TABLES else schema)
-    # In memory during the write, so as small as can be: a problem is a number, and no text is there twice.
-    problems = pl.col("ingest_problem").cast(pl.Enum(PROBLEMS))
-    verdict = ledger.frame.select(
-        "clip_id", "sample_key", "file_size_bytes", problems, video_path="file_path"
-    )
-    base_id = ledger.frame["base_id"]
-    source_id = base_id.head(narrow.height).alias("source_id")
-    if "source_id" in narrow:
-        given = narrow["source_id"]
-        source_id = given.zip_with(given.is_not_null(), source_id) if given.null_count() else given
-    read = narrow.drop("clip_id", "video_path", "is_empty", "is_several", "bad", "note")
-    read = read.with_columns(source_id)
-    dataset_name = (
-        pl.lit(spec.dataset) if spec.dataset else pl.coalesce(cells["source_dataset"], pl.lit(dataset))
-    )
-    problem = pl.col("ingest_problem").cast(pl.String)
-    whole = pl.concat([texts, read.lazy(), verdict.head(ledger.num_rows).lazy()], how="horizontal")
-    whole = whole.with_columns(
-        **reported, **best_known(cells), source_dataset=dataset_name, ingest_problem=problem
-    )
-    extra = (
-        verdict.with_columns(source_id=base_id)
-        .slice(ledger.num_rows)
-        .lazy()
-        .with_columns(source_dataset=pl.lit(dataset), ingest_problem=problem)
-    )
-    columns = {name: (name, column.dtype) for name, column in COLUMNS.items() if column.stage == "ingest"}
-    there = whole.collect_schema()
-    columns |= {cell.name: (cell.part, there[cell.part]) for cell in rows.own}
-    parts = [whole, extra] if verdict.height > ledger.num_rows else [whole]
-    return pl.concat(_with_columns(part, columns) for part in parts)
-
-
-def _with_columns(frame: pl.LazyFrame, columns: dict[str, tuple[str, pl.DataType]]) -> pl.LazyFrame:
-    """Return {name: (column, dtype)} in order; those that `frame` does not have are null."""
-    there = frame.collect_schema()
-    return frame.select(
-        (pl.col(column) if column in there else pl.lit(None, dtype=dtype)).alias(name)
-        for name, (column, dtype) in columns.items()
-    )
 
 
 def _findings(plan: IngestPlan, ledger: Ledger) -> dict[str, Any]:
