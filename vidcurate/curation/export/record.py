@@ -1,16 +1,19 @@
 """EXPORT.json: record of a finished export, compared with the planned one.
 
 Another trainer only adds its manifests, which are made from the record. A record may have been edited by
-hand or cut, so all that the plan knows has to be as planned, and the facts of the written files plausible.
+hand or cut, so all that the plan knows has to be as planned, and the facts of the written files have to be
+as planned or as their headers say.
 """
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vidcurate.curation.export.clips import Plan, PlannedClip
+from vidcurate.curation.export.clips import Plan, PlannedClip, Shape
 from vidcurate.curation.export.trainers.registry import TRAINERS
+from vidcurate.curation.export.write_clip import is_shape_of
 from vidcurate.errors import InputError, StorageError
 from vidcurate.storage import atomic_file
 
@@ -18,6 +21,7 @@ RECORD = "EXPORT.json"
 _VERSION = 1
 _HOW = ("linked", "remuxed", "transcoded")
 _MOST = 1 << 31  # of a width, height, frame count or term of a rate
+_KIND = re.compile(r"[a-z][a-z_]*")
 _FACTS = ("how", "num_frames", "rate", "width", "height", "size_bytes")
 
 
@@ -67,13 +71,21 @@ def check_same(record: dict[str, Any], planned: Plan, out: Path) -> None:
     try:
         if record["digest"] != planned.digest:
             raise _other(record, planned, out)
-        _check_content(record, planned)
+        shapes = _check_content(record, planned)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(out) from error
-    for clip in record["clips"]:
+    for clip, shape in zip(record["clips"], shapes, strict=True):
         path = out / clip["fold"] / f"{clip['key']}.mp4"
         if atomic_file.size_of(path) != clip["size_bytes"]:
             raise StorageError(f"{path}: missing or changed since the export. Remove {out} and export again.")
+        facts = Shape(
+            width=clip["width"],
+            height=clip["height"],
+            num_frames=clip["num_frames"],
+            rate=(clip["rate"][0], clip["rate"][1]),
+        )
+        if not (is_shape_of(path, facts) if shape is None else facts == shape):
+            raise _damaged(out)
 
 
 def _other(record: dict[str, Any], planned: Plan, out: Path) -> InputError:
@@ -87,20 +99,32 @@ def _other(record: dict[str, Any], planned: Plan, out: Path) -> InputError:
     )
 
 
-def _check_content(record: dict[str, Any], planned: Plan) -> None:
-    """Raise ValueError, KeyError or TypeError for a record that no export of the plan has written."""
+def _check_content(record: dict[str, Any], planned: Plan) -> list[Shape | None]:
+    """Return the planned shape of each written clip, in the record's order.
+
+    Raises ValueError, KeyError or TypeError for a record that no export of the plan has written.
+    """
     head = _head(planned)
+    if record.keys() != {*head, "trainers", "clips", "failed"}:
+        raise ValueError("other keys")
     if not _same({name: record[name] for name in head}, head):
         raise ValueError("other settings or counts")
     trainers = record["trainers"]
     if not isinstance(trainers, list) or not set(trainers) <= set(TRAINERS):
         raise ValueError("unknown trainers")
+    if not trainers or len(set(trainers)) < len(trainers):
+        raise ValueError("no trainers, or one twice")
     by_key = {(clip.fold, clip.key): clip for clip in planned.clips}
+    shapes = []
     for one in (*record["clips"], *record["failed"]):
         clip = by_key.pop((one["fold"], one["key"]))
-        wanted = _about(clip) | (_content(clip) if "how" in one else {})
+        is_written = "how" in one
+        wanted = _about(clip) | (_content(clip) if is_written else {})
+        if one.keys() != {*wanted, *(_FACTS if is_written else ("kind", "problem"))}:
+            raise ValueError("other keys")
         if not _same({name: one[name] for name in wanted}, wanted):
             raise ValueError("another clip")
+        shapes.append(clip.shape)
     if by_key:
         raise ValueError("a clip is missing")
     for one in record["clips"]:
@@ -109,8 +133,10 @@ def _check_content(record: dict[str, Any], planned: Plan) -> None:
             raise ValueError("impossible facts")
         if one["how"] not in _HOW or type(one["size_bytes"]) is not int:
             raise ValueError("impossible facts")
-    if not all(isinstance(one["kind"], str) for one in record["failed"]):
-        raise ValueError("no kind")
+    for one in record["failed"]:
+        if not (isinstance(one["problem"], str) and one["problem"] and _KIND.fullmatch(one["kind"])):
+            raise ValueError("no kind or no problem")
+    return shapes[: len(record["clips"])]
 
 
 def _head(planned: Plan) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from vidcurate.errors import MediaError
 from vidcurate.media import transcode
 from vidcurate.media.container import codec_of, opened
 from vidcurate.media.decode import count_decodable_frames
+from vidcurate.media.packets import frame_map_of
 from vidcurate.media.scale import orientation_of, pixel_shape
 from vidcurate.media.transcode import TranscodeSpec, frame_rate
 from vidcurate.storage import atomic_file
@@ -140,6 +141,22 @@ def verify(path: Path, wanted: Shape | None) -> Shape:
             kind="wrong_export",
         )
     return found
+
+
+def is_shape_of(path: Path, shape: Shape) -> bool:
+    """Return whether a written file's header agrees with a shape; frames and rate within a hundredth."""
+    try:
+        frames = frame_map_of(path)
+        with opened(path) as (container, stream):
+            size, rate = (stream.width, stream.height), float(frame_rate(container, stream))
+    except MediaError:
+        return False
+    num_frames = shape.num_frames if frames is None else len(frames)
+    return (
+        size == (shape.width, shape.height)
+        and abs(num_frames - shape.num_frames) <= max(1, num_frames // 100)
+        and abs(rate - float(shape.fps)) <= 0.01 * rate
+    )
 
 
 def _as_text(shape: Shape) -> str:
