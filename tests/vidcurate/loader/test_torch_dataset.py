@@ -177,7 +177,9 @@ def test_a_pickled_dataset_reads_on_from_its_state(shards: Path, whole: list[Any
     assert read(pickle.loads(pickle.dumps(clips))) == whole[7:]
 
 
-def test_passes_that_end_early_continue_and_a_finished_dataset_is_empty(shards: Path, whole: list[Any]) -> None:
+def test_passes_that_end_early_continue_and_a_finished_dataset_is_empty(
+    shards: Path, whole: list[Any]
+) -> None:
     clips = dataset(shards, PLAN, num_steps=2, seed=3, num_workers=1)
     for _ in clips:
         break
