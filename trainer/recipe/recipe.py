@@ -32,7 +32,7 @@ from trainer.recipe.encoding import Encoding
 from trainer.recipe.guard_spec import GuardSpec
 from trainer.run_folder.sample_spec import SampleSpec
 from trainer.run_folder.trackers_spec import TrackersSpec
-from trainer.training.optim.schedule import OptimSpec
+from trainer.training.optim.schedule import MOST_STEPS, OptimSpec
 from vidcurate.loader.spec import LoaderSpec
 from vidcurate.recipe import recipe as strict
 from vidcurate.recipe import removed_keys
@@ -65,9 +65,9 @@ class Stage(Recipe):
     """what the stage is called"""
     data: DataSpec
     """which clips, in what shapes"""
-    steps: Count | None = None
+    steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = None
     """length in optimizer steps"""
-    epochs: Annotated[float, Field(gt=0)] | None = None
+    epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """length in epochs of the stage's clips, instead of steps"""
     optim: OptimSpec = OptimSpec()
     """learning rate and update"""

@@ -7,13 +7,35 @@ restart.
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic.fields import FieldInfo
 
 from vidcurate.recipe.recipe import Recipe
 
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+MOST_STEPS = 10**9  # of a warm-up or a cool-down; at ten steps a second, three years
+
+
+def _between(least: float, most: float, why: str) -> tuple[AfterValidator, FieldInfo]:
+    """Return the bounds of a number, with the reason that the refusal names."""
+
+    def check(value: float) -> float:
+        if not least <= value <= most:
+            raise ValueError(f"give {least:g} to {most:g}: {why}")
+        return value
+
+    extra: dict[str, JsonValue] = {"minimum": least, "maximum": most}
+    return AfterValidator(check), Field(json_schema_extra=extra)
+
+
+_MOVES = "AdamW moves each weight by about this much a step"
+LearningRate = Annotated[float, *_between(1e-12, 1.0, _MOVES)]
+EndRate = Annotated[float, *_between(0.0, 1.0, _MOVES)]
+Decay = Annotated[float, *_between(0.0, 10.0, "a step takes lr times this share of each weight away")]
+Beta = Annotated[float, *_between(0.0, 1 - 1e-6, "it averages over 1 / (1 - beta) steps, in float32")]
+Epsilon = Annotated[float, *_between(1e-20, 1.0, "it is added to the root of a squared gradient, in float32")]
+Norm = Annotated[float, *_between(1e-6, 1e6, "a gradient's norm is near 1")]
+Ratio = Annotated[float, *_between(1e-3, 1e3, "it multiplies lr")]
+RampSteps = Annotated[int, *_between(0, MOST_STEPS, "no run lasts longer")]
 
 
 class OptimSpec(Recipe):
@@ -23,27 +45,27 @@ class OptimSpec(Recipe):
     (from `min_lr` up to `max_lr` at `warmup_steps`, down to `lr` over `cooldown_steps`, then constant).
     """
 
-    lr: Positive = 1e-4
+    lr: LearningRate = 1e-4
     """learning rate after the warm-up"""
     schedule: Literal["constant", "cosine", "bump"] = "constant"
     """constant, cosine, or bump (up to max_lr, down to lr, then constant)"""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: RampSteps = 0
     """steps of the warm-up"""
-    cooldown_steps: Annotated[int, Field(ge=0)] = 0
+    cooldown_steps: RampSteps = 0
     """steps from max_lr down to lr, with bump"""
-    min_lr: NotNegative = 0.0
+    min_lr: EndRate = 0.0
     """where bump begins and cosine ends"""
-    max_lr: Positive | None = None
+    max_lr: LearningRate | None = None
     """top of bump"""
-    weight_decay: NotNegative = 0.0
+    weight_decay: Decay = 0.0
     """decay of every trained tensor, as published"""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """AdamW's two decays"""
-    eps: Positive = 1e-8
+    eps: Epsilon = 1e-8
     """AdamW's epsilon"""
-    grad_clip: Positive | None = 1.0
+    grad_clip: Norm | None = 1.0
     """largest norm of the gradient; null: no limit"""
-    muon: Positive | None = None
+    muon: Ratio | None = None
     """update the blocks' matrices by Muon, the rest by AdamW: the matrices' learning rate over the rest's,
     such as 1.0; null: AdamW updates all"""
 
