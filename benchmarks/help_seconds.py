@@ -15,7 +15,7 @@ import typer.main
 from rows import Row, keep, row
 
 from trainer.__main__ import COMMANDS
-from vidcurate.cli import training
+from vidcurate.cli import trainer_commands
 from vidcurate.cli.main import app
 
 GOAL = "under 0.6 s"
@@ -44,7 +44,7 @@ def main() -> None:
     empty = cpu_seconds(["-c", "pass"])
     rows: list[Row] = []
     for words in calls:
-        is_started = len(words) == 3 and words[2] in training.COMMANDS and words[1] == "vidcurate"
+        is_started = len(words) == 3 and words[2] in trainer_commands.COMMANDS and words[1] == "vidcurate"
         rows.append(
             row(
                 " ".join(["python", *words, "--help"]) + (" (starts the trainer)" if is_started else ""),

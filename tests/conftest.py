@@ -148,4 +148,4 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 @pytest.fixture
 def forked_agents(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents that find torch loaded; those of a launch that is a process of its own begin as everywhere."""
-    monkeypatch.setattr(connection, "AGENT", [*forks.python(), "trainer.cluster.launch.agent"])
+    monkeypatch.setattr(connection, "AGENT", [*forks.python(), "trainer.cluster.launch.launch_agent"])

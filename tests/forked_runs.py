@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from trainer.cli import commands
-from trainer.cluster.launch.agent import free_port
+from trainer.cluster.launch.launch_agent import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 

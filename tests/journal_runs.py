@@ -8,10 +8,10 @@ from random import Random
 from vidcurate.recipe.recipe import parse
 from vidcurate.sampler import order
 from vidcurate.sampler.build_plan import plan_of
-from vidcurate.sampler.changes import change_log
-from vidcurate.sampler.changes.change_log import Journal
 from vidcurate.sampler.order_state import FLAGS, LoaderState, check_state, state_of
 from vidcurate.sampler.plan import Plan
+from vidcurate.sampler.plan_changes import change_log
+from vidcurate.sampler.plan_changes.change_log import Journal
 from vidcurate.sampler.spec import PlanSpec
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.index_file import write_index

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cluster.launch.agent import free_port
+from trainer.cluster.launch.launch_agent import free_port
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")
 PRIVILEGE_FOLDER = Path("/run/sshd")

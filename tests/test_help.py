@@ -24,7 +24,7 @@ def test_help_of_the_vidcurate_commands_loads_nothing_heavy(run_python: Callable
     said = run_python(
         "import sys, typer.main\nfrom vidcurate.cli.common import app\nfrom vidcurate.cli.main import main\n"
         ""
-        "from vidcurate.cli.training import COMMANDS\n"
+        "from vidcurate.cli.trainer_commands import COMMANDS\n"
         "names = sorted({*typer.main.get_command(app).commands} - {*COMMANDS})  # those are trainer's\n"
         "for words in ([], *([name] for name in names)):\n"
         "    try:\n        main([*words, '--help'])\n"

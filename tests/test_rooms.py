@@ -51,9 +51,9 @@ ROOMS = {
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.rng "
         "vidcurate.storage"
     ),
-    "vidcurate.curation.fit": "vidcurate.curation.clip_table vidcurate.shards vidcurate.storage",
+    "vidcurate.curation.model_fit": "vidcurate.curation.clip_table vidcurate.shards vidcurate.storage",
     "vidcurate.curation.export": (
-        "vidcurate.curation.clip_table vidcurate.curation.fit vidcurate.executor vidcurate.media "
+        "vidcurate.curation.clip_table vidcurate.curation.model_fit vidcurate.executor vidcurate.media "
         "vidcurate.shards vidcurate.storage"
     ),
     "vidcurate.curation.ingest": (
@@ -98,7 +98,7 @@ ROOMS = {
         "vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.rng vidcurate.sampler "
         "vidcurate.shards vidcurate.storage"
     ),
-    "vidcurate.sampler.changes": "vidcurate.rng vidcurate.sampler vidcurate.shards vidcurate.storage",
+    "vidcurate.sampler.plan_changes": "vidcurate.rng vidcurate.sampler vidcurate.shards vidcurate.storage",
     "trainer.recipe": (
         "trainer.distributed trainer.health.checks trainer.health.watch trainer.model "
         "trainer.model.encoders trainer.run_folder trainer.training.optim vidcurate.loader "
@@ -106,7 +106,7 @@ ROOMS = {
     ),
     "vidcurate.curation.report": (
         "vidcurate.curation.clip_table vidcurate.curation.difficulty vidcurate.curation.filter "
-        "vidcurate.curation.fit vidcurate.curation.review_decisions vidcurate.executor vidcurate.media "
+        "vidcurate.curation.model_fit vidcurate.curation.review_decisions vidcurate.executor vidcurate.media "
         "vidcurate.recipe vidcurate.sampler vidcurate.shards vidcurate.storage"
     ),
     "vidcurate.curation.review": (
@@ -123,8 +123,8 @@ ROOMS = {
     ),
     "trainer.data": (
         "trainer.cli trainer.distributed trainer.model trainer.model.encoders trainer.recipe "
-        "vidcurate.executor vidcurate.loader vidcurate.sampler vidcurate.sampler.changes vidcurate.shards "
-        "vidcurate.storage"
+        "vidcurate.executor vidcurate.loader vidcurate.sampler vidcurate.sampler.plan_changes "
+        "vidcurate.shards vidcurate.storage"
     ),
     "trainer.generation": (
         "trainer.cli trainer.model trainer.model.encoders trainer.recipe trainer.report trainer.run_folder "
@@ -147,17 +147,16 @@ ROOMS = {
     "trainer.training": (
         "trainer.cli trainer.data trainer.distributed trainer.generation trainer.health "
         "trainer.health.watch trainer.model trainer.model.encoders trainer.recipe trainer.run_folder "
-        "trainer.run_folder.checkpoint trainer.training.optim vidcurate.sampler vidcurate.sampler.changes "
-        "vidcurate.shards vidcurate.storage"
+        "trainer.run_folder.checkpoint trainer.training.optim vidcurate.sampler "
+        "vidcurate.sampler.plan_changes vidcurate.shards vidcurate.storage"
     ),
     "vidcurate.cli": (
         "vidcurate.curate vidcurate.curation.caption_scores vidcurate.curation.captioning "
         "vidcurate.curation.clip_table vidcurate.curation.dedup vidcurate.curation.demo_data "
-        "vidcurate.curation.difficulty "
-        "vidcurate.curation.export vidcurate.curation.fetch vidcurate.curation.filter vidcurate.curation.fit "
-        "vidcurate.curation.frame_scores vidcurate.curation.ingest vidcurate.curation.model_scores "
-        "vidcurate.curation.own_scores vidcurate.curation.probe vidcurate.curation.publish "
-        "vidcurate.curation.report "
+        "vidcurate.curation.difficulty vidcurate.curation.export vidcurate.curation.fetch "
+        "vidcurate.curation.filter vidcurate.curation.model_fit vidcurate.curation.frame_scores "
+        "vidcurate.curation.ingest vidcurate.curation.model_scores vidcurate.curation.own_scores "
+        "vidcurate.curation.probe vidcurate.curation.publish vidcurate.curation.report "
         "vidcurate.curation.review vidcurate.curation.review_decisions vidcurate.curation.scenes "
         "vidcurate.executor vidcurate.recipe vidcurate.shards vidcurate.storage"
     ),
@@ -362,8 +361,9 @@ def test_light_modules_load_nothing_heavy(module: str, run_python) -> None:  # t
 
 def test_what_reads_a_run_from_outside_loads_no_torch(run_python) -> None:  # type: ignore[no-untyped-def]
     loaded = run_python(
-        "import sys, trainer.cluster.command, trainer.cluster.launch.agent, trainer.cluster.launch.command, "
-        "trainer.cluster.launch.supervisor, trainer.cluster.node.agent, trainer.report.balance, "
+        "import sys, trainer.cluster.command, trainer.cluster.launch.command, "
+        "trainer.cluster.launch.launch_agent, trainer.cluster.launch.supervisor, trainer.cluster.node.agent, "
+        "trainer.report.balance, "
         "trainer.report.page, trainer.report.read; "
         "print([name for name in ('torch', 'pyarrow', 'polars', 'av') if name in sys.modules])"
     )

@@ -15,7 +15,7 @@ from trainer.data import stages as data_stages
 from trainer.report.preview import dry_run, inspect_run, plan
 from trainer.report.preview import stages as preview_stages
 from trainer.run_folder.checkpoint import checkpoint
-from trainer.training.guard import rollbacks
+from trainer.training.guard import rollback_file
 from trainer.training.guard.history import Rollback
 from vidcurate.sampler import order
 
@@ -99,7 +99,7 @@ import os, signal, sys
 from trainer.run_folder.checkpoint import checkpoint
 from trainer.run_folder import metrics
 from trainer.training import resume
-from trainer.training.guard import rollbacks
+from trainer.training.guard import rollback_file
 from trainer.training.guard.history import Rollback
 from trainer.__main__ import main
 
@@ -113,7 +113,7 @@ act = getattr(module, name)
 
 def then_die(run, *more):
     result = act(run, *more)
-    if (run / "metrics.jsonl").exists() and rollbacks.read_rollbacks(run):
+    if (run / "metrics.jsonl").exists() and rollback_file.read_rollbacks(run):
         os.kill(os.getpid(), signal.SIGKILL)
     return result
 
@@ -138,7 +138,7 @@ def test_a_kill_in_the_middle_of_a_rollback_changes_nothing(
     given = words(recipe, run, *ROLLBACK)
     started = forks.start(["-c", KILLED], ranks=ranks, WORDS="|".join(given), AT=at)
     assert -9 in started.codes(), started.text()
-    assert len(rollbacks.read_rollbacks(run)) == 1
+    assert len(rollback_file.read_rollbacks(run)) == 1
     assert len(numbers(run)) == (35 if at == "forget" else 36)
 
     forks.start(given, ranks=ranks).succeed()
@@ -188,10 +188,10 @@ def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(
     (run / "samples" / "step-00000010").mkdir(parents=True)
     (run / "samples" / "step-00000015").mkdir()
     back = Rollback(step=20, kind="divergence", to_step=10, stage=0, first=11, last=24)
-    rollbacks.write_rollbacks(run, (back,))
+    rollback_file.write_rollbacks(run, (back,))
 
-    assert rollbacks.finish_rollback(run) == ["step-00000015", "step-00000020"]
-    assert rollbacks.finish_rollback(run) == []
+    assert rollback_file.finish_rollback(run) == ["step-00000015", "step-00000020"]
+    assert rollback_file.finish_rollback(run) == []
     assert checkpoint.latest(run) == run / "step-00000010"
     assert [path.name for path in (run / "samples").iterdir()] == ["step-00000010"]
 
@@ -199,4 +199,4 @@ def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(
     (resumed,) = events(run, "resume")
     assert (resumed["step"], resumed["repeated_steps"]) == (10, 10)
     assert checkpoint.read_state(run / "step-00000020")["skip"] == [[11, 24]]
-    assert rollbacks.finish_rollback(run) == []  # the new checkpoints know of it
+    assert rollback_file.finish_rollback(run) == []  # the new checkpoints know of it

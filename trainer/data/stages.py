@@ -28,8 +28,8 @@ from vidcurate.errors import RecipeError, ShardError, VidcurateError
 from vidcurate.loader.caption_names import check_caption_names
 from vidcurate.sampler import cost_table, order
 from vidcurate.sampler.build_plan import plan_of
-from vidcurate.sampler.changes.change_log import Journal
 from vidcurate.sampler.plan import Plan
+from vidcurate.sampler.plan_changes.change_log import Journal
 from vidcurate.shards.index import Index, find_clip, read_index
 
 

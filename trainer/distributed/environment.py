@@ -115,7 +115,7 @@ def _process_name(pid: int) -> str:
     for name in (
         "torchrun",
         "torch.distributed.run",
-        "trainer.cluster.launch.agent",
+        "trainer.cluster.launch.launch_agent",
         "trainer launch",
         "srun",
         "slurmstepd",

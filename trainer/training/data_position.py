@@ -22,15 +22,15 @@ from trainer.recipe import changes, data_spec
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.training import resume
-from trainer.training.guard import history, rollbacks
+from trainer.training.guard import history, rollback_file
 from trainer.training.guard.history import GuardState
 from trainer.training.state import Origin
 from vidcurate.errors import MissingError, RequestError, StateError, StorageError
 from vidcurate.sampler import order
-from vidcurate.sampler.changes import change_log
-from vidcurate.sampler.changes.change_log import Change, Journal
 from vidcurate.sampler.order_state import LoaderState, StateComparison, check_state, compare_states, state_of
 from vidcurate.sampler.plan import Plan
+from vidcurate.sampler.plan_changes import change_log
+from vidcurate.sampler.plan_changes.change_log import Change, Journal
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.index_file import INDEX_NAME
 from vidcurate.storage import atomic_file
@@ -261,7 +261,7 @@ def guard_of(saved: dict[str, Any], run: Path | None) -> GuardState:
     """Return a checkpoint's guard state, with later rollbacks of the run `run` that resumes from it."""
     state = history.from_json(saved.get("guard"))
     if run is not None:
-        state.rollbacks = rollbacks.in_force(run, state.rollbacks)
+        state.rollbacks = rollback_file.in_force(run, state.rollbacks)
     return state
 
 

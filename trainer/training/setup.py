@@ -20,7 +20,7 @@ from trainer.run_folder.checkpoint import checksum, whole
 from trainer.training import data_position, resume
 from trainer.training import log as training_log
 from trainer.training.data_position import DataPosition
-from trainer.training.guard import rollbacks
+from trainer.training.guard import rollback_file
 from trainer.training.optim import adamw
 from trainer.training.optim.power_averages import make_power_averages
 from trainer.training.state import Origin, StartReport, TrainState
@@ -120,12 +120,12 @@ def set_up(
         pulse=pulse,
     )
     verified = _resume_point(recipe.output, world)
-    if mesh.run_on_first_rank(lambda: rollbacks.finish_rollback(recipe.output), world):
+    if mesh.run_on_first_rank(lambda: rollback_file.finish_rollback(recipe.output), world):
         verified = _resume_point(recipe.output, world)  # LATEST may name another checkpoint now
     start_report = resume.start(recipe, origin, state, settings, world, verified)
     if start_report.kind == "resume":
         state.guard.rollbacks = mesh.run_on_first_rank(
-            lambda: rollbacks.in_force(recipe.output, state.guard.rollbacks), world
+            lambda: rollback_file.in_force(recipe.output, state.guard.rollbacks), world
         )
     if recipe.model.skip_y_embedder:
         projection = model_inputs.frozen_projection(model, world.device)

@@ -29,7 +29,7 @@ from vidcurate.cli.common import (
     stage_progress,
     videos_or_url_of,
 )
-from vidcurate.cli.training import refuse_training_run
+from vidcurate.cli.trainer_commands import refuse_training_run
 from vidcurate.errors import InputError
 from vidcurate.executor.parts_folder import PartSummary
 from vidcurate.executor.progress import progress_bar

@@ -86,8 +86,8 @@ def fit(
 
     Example: vidcurate fit run --model wan2.1,ltx2
     """
-    from vidcurate.curation.fit.models import models_named
-    from vidcurate.curation.fit.summary import run_fit
+    from vidcurate.curation.model_fit.models import models_named
+    from vidcurate.curation.model_fit.summary import run_fit
 
     found = asdict(run_fit(run, models_named(model), size=size, frames=frames))
     if to_json:

@@ -22,7 +22,7 @@ from vidcurate.cli import installation as installation
 from vidcurate.cli import review as review
 from vidcurate.cli import scores as scores
 from vidcurate.cli import shards as shards
-from vidcurate.cli import training as training
+from vidcurate.cli import trainer_commands as trainer_commands
 from vidcurate.cli.common import app as app
 from vidcurate.errors import StorageError, VidcurateError, printable
 

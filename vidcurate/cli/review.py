@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from vidcurate.cli.common import Json, Run, Videos, app, known_videos, print_summary
-from vidcurate.cli.training import refuse_training_run
+from vidcurate.cli.trainer_commands import refuse_training_run
 from vidcurate.errors import InputError
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from vidcurate.errors import StorageError
-from vidcurate.executor.one_reason import OneReason, ReasonOf
+from vidcurate.executor.common_failure import CommonFailure, ReasonOf
 from vidcurate.executor.parts_folder import (
     ExecutorSpec,
     PartSummary,
@@ -114,8 +114,8 @@ def map_clips_in_parts(
     a cluster, or when items have a time limit; `on_lost` runs in this process (`Work`). `parts` is the folder
     of finished chunks. The caller names the folder after the inputs of the result, and removes it with
     `remove_parts` once the result is written; the returned iterator reads the rows from the folder, one chunk
-    at a time. A part and a merge need `parts`. `reason_of` says why a row failed (`one_reason`); its count
-    and `video_seconds` (one per item) are for the progress line. Raises what `function` raises,
+    at a time. A part and a merge need `parts`. `reason_of` says why a row failed (`common_failure`); its
+    count and `video_seconds` (one per item) are for the progress line. Raises what `function` raises,
     VidcurateError when every item fails for one reason (the chunks are then removed), StageError when a merge
     lacks a part, StorageError.
     """
@@ -124,7 +124,7 @@ def map_clips_in_parts(
     if parts is not None and not executor.merge:
         make_parts(parts)
     counts = _Counts(progress, sum(len(chunks[number]) for number in mine), unit)
-    reasons = OneReason(reason_of or (lambda row: None))
+    reasons = CommonFailure(reason_of or (lambda row: None))
     counts.failed = None if reason_of is None else 0
     counts.hours = None if video_seconds is None else 0.0
     found: dict[int, list[Row]] = {}  # the rows, when there is no parts folder

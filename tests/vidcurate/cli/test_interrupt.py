@@ -118,7 +118,7 @@ def test_ctrl_c_before_the_first_line_of_a_worker_or_of_the_trainer_is_held_back
     assert child["process"].wait(60) == 0
     child["channel"].close()
 
-    program = "from vidcurate.cli import training; training.start(['--help'])"
+    program = "from vidcurate.cli import trainer_commands; trainer_commands.start(['--help'])"
     trainer = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {program}"],
         env=environment,

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vidcurate.sampler import epoch_shuffle
-from vidcurate.sampler.changes import changed_stream
 from vidcurate.sampler.epoch_shuffle import Stream
+from vidcurate.sampler.plan_changes import changed_stream
 from vidcurate.sampler.shard_blocks import Blocks
 
 

@@ -14,10 +14,10 @@ from vidcurate import rng
 from vidcurate.errors import InputError, StateError
 from vidcurate.sampler import order, shard_blocks
 from vidcurate.sampler import plan as sampler_plan
-from vidcurate.sampler.changes import plan_file
-from vidcurate.sampler.changes.transition import continue_with
 from vidcurate.sampler.curriculum import Phase
 from vidcurate.sampler.plan import Plan
+from vidcurate.sampler.plan_changes import plan_file
+from vidcurate.sampler.plan_changes.transition import continue_with
 
 CELLS = [(30, 5, 2), (90, 4, 7), (41, 4, 3), (5000, 3, 11)]
 RAMP = [

@@ -24,7 +24,7 @@ from vidcurate.errors import InputError
 
 HERE = Host(name="this host")
 
-AGENT = [sys.executable, "-u", *commands.SAFE_PATH, "-m", "trainer.cluster.launch.agent"]
+AGENT = [sys.executable, "-u", *commands.SAFE_PATH, "-m", "trainer.cluster.launch.launch_agent"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from trainer.model.encoders.temporal_vae import LOGVAR_RANGE, TIME_FACTOR, CausalConv, ResBlock, TemporalVAE
 from trainer.model.kernels.group_norm import normalize
-from trainer.model.kernels.picture_layers import first_conv, softmax_rows
 from trainer.model.kernels.residual_sum import (
     Statistics,
     add,
@@ -26,6 +25,7 @@ from trainer.model.kernels.residual_sum import (
     add_with_corner,
     statistics,
 )
+from trainer.model.kernels.vae_layers import first_conv, softmax_rows
 
 PIXELS = 4 << 20  # of all frames that the frame VAE takes at once: 10 of 480 x 848
 CHUNK_PIXELS = 28 << 20  # of all chunks that the temporal VAE takes at once: 4 of 17 x 480 x 848

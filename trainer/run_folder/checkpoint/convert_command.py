@@ -77,7 +77,7 @@ def _run(given: argparse.Namespace) -> None:
         import torch
 
         from trainer.model.stdit import GIANT_3B_2, XL_2
-        from trainer.run_folder.checkpoint import convert, power_ema
+        from trainer.run_folder.checkpoint import average_of_width, convert
         from trainer.run_folder.checkpoint.pixart import convert_pixart
 
     config = {"XL/2": XL_2, "3B/2": GIANT_3B_2, None: None}[given.size]
@@ -93,7 +93,7 @@ def _run(given: argparse.Namespace) -> None:
         if given.action == "export":
             source = convert.part_of(source, raw=given.raw)
         config = config or convert.read_config(source) or XL_2
-        made = None if given.ema is None else power_ema.average_of_width(source.parent, given.ema)
+        made = None if given.ema is None else average_of_width.average_of_width(source.parent, given.ema)
         state = convert.read_open_sora(source, config) if made is None else made.weights
         answer = convert.facts(state, config) | {"source": str(source)}
         if made is not None:

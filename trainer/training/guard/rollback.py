@@ -17,8 +17,7 @@ from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.training import log as training_log
 from trainer.training import resume
-from trainer.training.guard import rollbacks as guard_rollbacks
-from trainer.training.guard import step_guard
+from trainer.training.guard import rollback_file, step_guard
 from trainer.training.guard.decide import Halted, RollbackRequested
 from trainer.training.guard.history import Rollback
 from trainer.training.state import TrainState
@@ -73,8 +72,8 @@ def roll_back(
     step_guard.record(back.decision, back.step, facts, context)
 
     def carry_out() -> None:
-        guard_rollbacks.write_rollbacks(run, rollbacks)
-        guard_rollbacks.finish_rollback(run)
+        rollback_file.write_rollbacks(run, rollbacks)
+        rollback_file.finish_rollback(run)
         metrics.forget_after(run, to_step)
         clip_losses.forget_after(run, to_step)
 

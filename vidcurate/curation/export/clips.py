@@ -13,9 +13,9 @@ import polars as pl
 
 from vidcurate.curation.clip_table import own_columns, table
 from vidcurate.curation.clip_table.schema import require
-from vidcurate.curation.fit.fit_clip import exact_rate, fit_clip
-from vidcurate.curation.fit.models import check_choice, model_named
-from vidcurate.curation.fit.summary import FACTS
+from vidcurate.curation.model_fit.fit_clip import exact_rate, fit_clip
+from vidcurate.curation.model_fit.models import check_choice, model_named
+from vidcurate.curation.model_fit.summary import FACTS
 from vidcurate.errors import InputError, StageError
 from vidcurate.media import transcode
 from vidcurate.shards import kept_clips

@@ -22,7 +22,7 @@ from vidcurate.curation.export.record import RECORD, check_same, made_record, re
 from vidcurate.curation.export.trainers.exported import Exported, ExportedClip, Files, Link
 from vidcurate.curation.export.trainers.registry import TRAINERS, warnings
 from vidcurate.curation.export.write_clip import failed, write_clip
-from vidcurate.curation.fit.models import model_named
+from vidcurate.curation.model_fit.models import model_named
 from vidcurate.errors import StageError
 from vidcurate.executor.map_clips import Progress, map_clips_in_parts, no_progress
 from vidcurate.executor.parts_folder import ExecutorSpec, PartSummary

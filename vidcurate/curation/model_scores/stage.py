@@ -20,8 +20,8 @@ from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import AGGREGATES, COLUMNS, require
 from vidcurate.curation.model_scores.spec import ModelsSpec
 from vidcurate.errors import InputError
+from vidcurate.executor.common_failure import CommonFailure
 from vidcurate.executor.map_clips import Progress, no_progress
-from vidcurate.executor.one_reason import OneReason
 from vidcurate.executor.parts_folder import (
     DEFAULT_EXECUTOR,
     ExecutorSpec,
@@ -132,7 +132,7 @@ def _score_chunks(
     todo = [number for number in mine if not _part(parts, number)[0].exists()]
     total = sum(len(chunks[number]) for number in mine)
     done = done_before = total - sum(len(chunks[number]) for number in todo)
-    reasons = OneReason(lambda row: None if row["models_status"] == "ok" else row["models_problem"])
+    reasons = CommonFailure(lambda row: None if row["models_status"] == "ok" else row["models_problem"])
     for number in sorted({*mine} - {*todo}):
         reasons.add(_read_part(parts, number))
     progress(done, total, "clips")

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from vidcurate import __version__
 from vidcurate.curation.clip_table import costs, table
 from vidcurate.curation.clip_table.own_columns import own_columns
-from vidcurate.curation.fit.summary import read_fit
+from vidcurate.curation.model_fit.summary import read_fit
 from vidcurate.curation.report import (
     contact_sheet,
     distributions,

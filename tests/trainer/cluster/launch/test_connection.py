@@ -9,7 +9,7 @@ import pytest
 
 from trainer.cluster import hostfile
 from trainer.cluster.hostfile import Host
-from trainer.cluster.launch import agent, connection
+from trainer.cluster.launch import connection, launch_agent
 from trainer.cluster.launch.connection import Messages
 
 NODE = Host(name="me@node7")
@@ -36,8 +36,8 @@ def test_an_ssh_that_does_not_tell_its_configuration_is_not_waited_for(
 
 def test_the_port_where_ranks_meet_is_none_that_an_outgoing_connection_may_get() -> None:
     """A rank listens on it seconds later; any program's connection could have taken it by then."""
-    first, last = map(int, agent.LOCAL_PORTS.read_text().split())
-    ports = [agent.free_port() for _ in range(5)]
+    first, last = map(int, launch_agent.LOCAL_PORTS.read_text().split())
+    ports = [launch_agent.free_port() for _ in range(5)]
     assert not [port for port in ports if first <= port <= last]
     for port in set(ports):
         with socket.socket() as probe:

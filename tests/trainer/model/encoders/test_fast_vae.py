@@ -15,7 +15,7 @@ from tests.trainer.interpreter_for_tests import patch_once_a_launch
 from trainer.model.encoders import fast_vae
 from trainer.model.encoders.temporal_vae import CausalConv
 from trainer.model.encoders.vae import SCALE, SHIFT, Vae, VaeSpec, VideoVae, build
-from trainer.model.kernels import group_norm, picture_layers, residual_sum
+from trainer.model.kernels import group_norm, residual_sum, vae_layers
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="half precision needs a GPU")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -102,7 +102,7 @@ def test_the_first_convolution_reads_pixels(is_bytes: bool) -> None:
     video = pixels(2, 9, 13)[0].movedim(1, 0).to(DEVICE)
     floats = video / 127.5 - 1
     weight = _random(12, 3, 3, 3)
-    rows, found = picture_layers.first_conv(video if is_bytes else floats, weight)
+    rows, found = vae_layers.first_conv(video if is_bytes else floats, weight)
     exact = F.conv2d(floats, weight, padding=1).flatten(2).mT
     assert _apart(rows, exact) < TOLERANCE
     norm = _norm(12, 4)
@@ -128,7 +128,7 @@ def test_a_causal_convolution_is_the_sum_of_its_steps(time: int) -> None:
 
 def test_softmax_leaves_out_what_stands_behind_the_keys() -> None:
     scores = _random(3, 5, 40) * 20
-    found = picture_layers.softmax_rows(scores, 37, 0.3, torch.float32)
+    found = vae_layers.softmax_rows(scores, 37, 0.3, torch.float32)
     torch.testing.assert_close(found[..., :37], (scores[..., :37] * 0.3).softmax(-1))
     assert not found[..., 37:].any()
 

@@ -17,8 +17,8 @@ from vidcurate.cli import main as cli
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.export import record, stage
 from vidcurate.curation.export.clips import ExportSpec, plan
-from vidcurate.curation.fit.fit_clip import fit_clip
-from vidcurate.curation.fit.models import MODELS
+from vidcurate.curation.model_fit.fit_clip import fit_clip
+from vidcurate.curation.model_fit.models import MODELS
 from vidcurate.errors import InputError, StageError
 from vidcurate.storage import lock
 

@@ -11,8 +11,8 @@ from tests.vidcurate.curation.export import clip_runs, readers
 from tests.vidcurate.curation.export.exported import exported, written
 from vidcurate.curation.export import stage
 from vidcurate.curation.export.clips import ExportSpec, plan
-from vidcurate.curation.fit.fit_clip import fit_clip
-from vidcurate.curation.fit.models import MODELS
+from vidcurate.curation.model_fit.fit_clip import fit_clip
+from vidcurate.curation.model_fit.models import MODELS
 
 
 @pytest.mark.soak

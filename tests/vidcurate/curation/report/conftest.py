@@ -10,10 +10,10 @@ from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.difficulty.stage import run_split
 from vidcurate.curation.filter.spec import FilterSpec, Limit
 from vidcurate.curation.filter.stage import run_filter
-from vidcurate.curation.fit.models import models_named
-from vidcurate.curation.fit.summary import run_fit
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
+from vidcurate.curation.model_fit.models import models_named
+from vidcurate.curation.model_fit.summary import run_fit
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 from vidcurate.curation.report.build import run_report
 from vidcurate.shards.build import run_build_shards

@@ -1,4 +1,4 @@
-"""Stop of a stage whose every clip fails for one reason, such as a missing codec.
+"""Common failure: stop a stage whose every clip fails for one reason, such as a missing codec.
 
 Without the stop the stage would reject every clip, and a table of a million wrong verdicts would look whole.
 """
@@ -21,7 +21,7 @@ def alike(problem: str) -> str:
     return re.sub(r"\d+", "#", problem.partition(": ")[2] or problem)
 
 
-class OneReason:
+class CommonFailure:
     """Reasons for which clips failed. `failed` counts them.
 
     `reason_of` returns None for a good row, the reason for a failed one, and an empty text for a failure that

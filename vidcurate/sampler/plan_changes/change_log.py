@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from vidcurate import rng
 from vidcurate.errors import StateError
-from vidcurate.sampler.changes import plan_file, transition
 from vidcurate.sampler.order_state import LoaderState, StateComparison
 from vidcurate.sampler.plan import Plan, Rows
+from vidcurate.sampler.plan_changes import plan_file, transition
 from vidcurate.shards import index_diff
 from vidcurate.shards.index import Index
 from vidcurate.storage import atomic_file

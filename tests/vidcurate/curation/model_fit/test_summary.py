@@ -7,9 +7,9 @@ import pytest
 
 from tests import shard_runs
 from vidcurate.cli import main as cli
-from vidcurate.curation.fit import summary
-from vidcurate.curation.fit.fit_clip import fit_clip
-from vidcurate.curation.fit.models import MODELS, models_named
+from vidcurate.curation.model_fit import summary
+from vidcurate.curation.model_fit.fit_clip import fit_clip
+from vidcurate.curation.model_fit.models import MODELS, models_named
 from vidcurate.errors import ColumnError
 
 

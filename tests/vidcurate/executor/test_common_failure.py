@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from vidcurate.errors import VidcurateError
-from vidcurate.executor import map_clips, one_reason
-from vidcurate.executor.one_reason import OneReason
+from vidcurate.executor import common_failure, map_clips
+from vidcurate.executor.common_failure import CommonFailure
 from vidcurate.executor.parts_folder import ExecutorSpec
 
 
@@ -15,8 +15,8 @@ def rows(*problems: str | None) -> list[dict[str, Any]]:
     return [{"problem": problem} for problem in problems]
 
 
-def found(*problems: str | None) -> OneReason:
-    reasons = OneReason(lambda row: row["problem"])
+def found(*problems: str | None) -> CommonFailure:
+    reasons = CommonFailure(lambda row: row["problem"])
     reasons.add(rows(*problems))
     return reasons
 
@@ -43,7 +43,7 @@ def test_only_one_reason_for_all_clips_stops(problems: list[str | None], stops: 
 def test_a_long_stage_stops_early_and_leaves_no_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_reason, "STOP_AFTER", 16)
+    monkeypatch.setattr(common_failure, "STOP_AFTER", 16)
     seen: list[int] = []
 
     def fails(number: int) -> map_clips.Row:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from vidcurate.curation.fit.models import Model, SizeClass
+from vidcurate.curation.model_fit.models import Model, SizeClass
 
 # Share of a frame's time that a clip must cover for the frame to be promised. `media.transcode` writes a
 # frame when the clip covers half of it; the rest is for time stamps that containers round (Matroska: 1 ms).

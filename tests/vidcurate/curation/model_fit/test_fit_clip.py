@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidcurate.curation.fit.fit_clip import exact_rate, fit_clip, frames_at
-from vidcurate.curation.fit.models import MODELS, check_choice, models_named
+from vidcurate.curation.model_fit.fit_clip import exact_rate, fit_clip, frames_at
+from vidcurate.curation.model_fit.models import MODELS, check_choice, models_named
 from vidcurate.errors import InputError
 from vidcurate.media import transcode
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from vidcurate.errors import StateError
 from vidcurate.sampler import mixture, order
-from vidcurate.sampler.changes import changed_stream
 from vidcurate.sampler.plan import Cell, CellStream, Plan, Rows
+from vidcurate.sampler.plan_changes import changed_stream
 from vidcurate.sampler.shard_blocks import Blocks
 
 

@@ -11,8 +11,8 @@ import polars as pl
 
 from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import require
-from vidcurate.curation.fit.fit_clip import Fit, fit_clip
-from vidcurate.curation.fit.models import Model, check_choice
+from vidcurate.curation.model_fit.fit_clip import Fit, fit_clip
+from vidcurate.curation.model_fit.models import Model, check_choice
 from vidcurate.shards import kept_clips
 from vidcurate.storage import atomic_file
 

@@ -13,8 +13,8 @@ from tests.journal_runs import SPEC, SPEC_TEXT, Clips, Run, clips
 from vidcurate.errors import StateError
 from vidcurate.recipe.recipe import parse
 from vidcurate.sampler import order
-from vidcurate.sampler.changes import change_log
 from vidcurate.sampler.order_state import MAX_BYTES
+from vidcurate.sampler.plan_changes import change_log
 from vidcurate.sampler.spec import PlanSpec
 
 

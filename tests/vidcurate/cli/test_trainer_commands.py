@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer import __main__ as trainer_main
-from vidcurate.cli import training
+from vidcurate.cli import trainer_commands
 
 ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = "import sys\nsys.exit('hostile')\n"
@@ -38,7 +38,7 @@ def hostile(tmp_path: Path) -> Path:
 
 
 def test_every_command_of_the_trainer_is_one_of_vidcurate() -> None:
-    assert {command for command, _ in training.COMMANDS.values()} == {"", *trainer_main.COMMANDS}
+    assert {command for command, _ in trainer_commands.COMMANDS.values()} == {"", *trainer_main.COMMANDS}
 
 
 @pytest.mark.parametrize("through", ["folder", "path"])
@@ -76,10 +76,10 @@ def test_arguments_and_exit_codes_are_those_of_the_trainer(tmp_path: Path) -> No
 
 def test_the_search_path_is_changed_only_where_another_trainer_is_found(hostile: Path) -> None:
     given = {"PYTHONPATH": "/elsewhere"}
-    assert training.environment(given, [str(ROOT), str(hostile)]) == {**given, "PYTHONSAFEPATH": "1"}
+    assert trainer_commands.environment(given, [str(ROOT), str(hostile)]) == {**given, "PYTHONSAFEPATH": "1"}
     for path in ([str(hostile), str(ROOT)], []):
-        assert training.environment(given, path)["PYTHONPATH"] == f"{ROOT}{os.pathsep}/elsewhere"
-    assert training.environment({}, [])["PYTHONPATH"] == str(ROOT)
+        assert trainer_commands.environment(given, path)["PYTHONPATH"] == f"{ROOT}{os.pathsep}/elsewhere"
+    assert trainer_commands.environment({}, [])["PYTHONPATH"] == str(ROOT)
 
 
 @pytest.mark.parametrize("command", ["inspect", "report"])
