@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from vidcurate.errors import ShardError
 from vidcurate.shards.index_file import AGAIN, INDEX_NAME
+from vidcurate.storage.checksum import blake3_file
 
 _MANIFEST = "manifest.json"
 # Smallest and largest value that a clip can have; null stands for "not known" and passes.
@@ -57,9 +58,7 @@ def check_digest(folder: Path) -> None:
         return
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ShardError(f"{folder / _MANIFEST}: names no digest of {INDEX_NAME}. {AGAIN}") from error
-    from blake3 import blake3  # not installed where only precomputed latents are trained
-
-    found = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+    found = blake3_file(path)
     if found != wanted:
         raise ShardError(
             f"{path}: is not the file that {_MANIFEST} names (BLAKE3 {found[:9]}…, not {str(wanted)[:9]}…). "

@@ -13,6 +13,12 @@ from vidcurate.storage import lock
 MANIFEST_NAME = "manifest.json"
 # Formats that this version reads; format 2 had hashes as numbers, and no key of a clip without a value.
 _READABLE = ("vidcurate-shards-2", LAYOUT)
+_MOST = 1 << 53  # of a count or a size in bytes
+_PRINTS: dict[str, Any] = {"structure_fingerprint": str, "content_fingerprint": str}
+_WHOLE = {**_PRINTS, "totals": dict, "index": dict, "shards": list}
+_TOTALS = {"rows_written": int, "bytes": int}
+_FILE = {"name": str, "bytes": int, "blake3": str}
+_SHARD = {**_FILE, **_PRINTS, "fold": str, "clips": int}
 
 
 @contextmanager
@@ -29,14 +35,14 @@ def only_writer(out: Path) -> Iterator[None]:
 def read_manifest(out: Path) -> dict[str, Any] | None:
     """Return the manifest of the shards in `out`, None when the file is missing.
 
-    Raises ShardError for a manifest.json that this package did not write.
+    Raises ShardError for a manifest.json that this package did not write, or that was edited or cut.
     """
     path = out / MANIFEST_NAME
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ShardError(f"{path}: cannot be read as JSON. Choose another folder for the shards.") from error
     form = manifest.get("format") if isinstance(manifest, dict) else None
     if form not in _READABLE:
@@ -44,4 +50,32 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
             f"{path}: its format is {form!r}, this version reads {LAYOUT!r}. "
             "Build the shards again, into another folder."
         )
+    for where, entry, fields in _entries(manifest):
+        for name, kind in fields.items():
+            value: Any = entry.get(name) if isinstance(entry, dict) else None
+            if (
+                type(value) is not kind
+                or (kind is int and not 0 <= value < _MOST)
+                or (name == "name" and "/" in value)
+            ):
+                raise ShardError(
+                    f"{path}: {where}{name} is {json.dumps(value)[:60]}: the file was edited or cut. Copy it "
+                    "again from where the shards were built."
+                )
     return manifest
+
+
+def _entries(manifest: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yield (place, entry, key → type) for the parts that other modules read; the lists are checked first."""
+    yield "", manifest, _WHOLE
+    yield "totals.", manifest["totals"], _TOTALS
+    yield "index.", manifest["index"], _FILE
+    for number, entry in enumerate(manifest["shards"]):
+        yield f"shards.{number}.", entry, _SHARD
+    if "integrity_levels" in manifest:
+        yield "", manifest, {"integrity_levels": dict}
+        yield (
+            "integrity_levels.",
+            manifest["integrity_levels"],
+            dict.fromkeys(manifest["integrity_levels"], int),
+        )

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from blake3 import blake3
 
 from vidcurate.errors import InputError, MissingError, ShardError
 from vidcurate.executor.map_clips import Progress, no_progress
@@ -26,6 +25,7 @@ from vidcurate.shards.reader_indexes import export as reader_indexes_export
 from vidcurate.shards.verify_shard import COPY, ROW, Level, Problem, ShardResult, Task, check_shard
 from vidcurate.shards.write_shard import BUILD
 from vidcurate.storage import object_store
+from vidcurate.storage.checksum import blake3_file
 
 _REQUESTS_AT_ONCE = 16
 
@@ -56,7 +56,7 @@ def _open_index(folder: Path, manifest: dict[str, Any] | None, problems: list[Pr
         add_problem(f"is not there. {COPY}")
         return None
     entry = manifest["index"] if manifest else None
-    if entry and (path.stat().st_size, blake3(path.read_bytes()).hexdigest()) != (
+    if entry and (path.stat().st_size, blake3_file(path)) != (
         entry["bytes"],
         entry["blake3"],
     ):

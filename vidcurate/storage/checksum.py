@@ -22,6 +22,13 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def blake3_file(path: Path) -> str:
+    """Return the BLAKE3 of a file as hex, on all cores. Raises OSError."""
+    from blake3 import blake3  # not installed where only precomputed latents are trained
+
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+
+
 def file_state(path: Path) -> tuple[int, int] | None:
     """Return a file's size in bytes and time of change in ns; None when it is missing."""
     try:

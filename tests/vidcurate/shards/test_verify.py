@@ -228,6 +228,27 @@ def test_a_manifest_that_says_other_than_the_index_is_named(shards: Path) -> Non
     assert any("manifest.json: cannot be read as JSON" in line for line in reported(shards, "index"))
 
 
+def test_a_forged_manifest_is_named_and_nothing_unforeseen(shards: Path) -> None:
+    path = shards / "manifest.json"
+    text = path.read_text()
+    places = [(key,) for key in json.loads(text)]
+    places += [("totals", "rows_written"), ("index", "blake3"), ("index", "bytes"), ("integrity_levels", "x")]
+    places += [("shards", 0), *(("shards", 0, key) for key in json.loads(text)["shards"][0])]
+    num_refused = 0
+    for place in places:
+        for value in (None, -1, "../x", {}, [1], 10**400):
+            forged = json.loads(text)
+            inside = forged
+            for key in place[:-1]:
+                inside = inside[key]
+            inside[place[-1]] = value
+            path.write_text(json.dumps(forged))
+            num_refused += any("was edited or cut" in line for line in reported(shards, "index"))
+    path.write_text("[" * 100_000)
+    assert any("cannot be read as JSON" in line for line in reported(shards, "index"))
+    assert num_refused > 70
+
+
 def test_text_that_is_not_what_the_index_says_is_named_though_every_checksum_fits(shards: Path) -> None:
     path = first_shard(shards)
     every = list(members(path))

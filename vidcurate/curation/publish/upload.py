@@ -1,7 +1,8 @@
 """Upload shards to the Hugging Face hub, file by file; the same command resumes.
 
 A file that the hub has with the same content is not sent again: its SHA-256 for files in LFS, else git's blob
-id. The manifest goes last: a set without one is unfinished. The token is the one of `hf auth login` or
+id. Each file is read and compared with the manifest before its turn. The manifest
+goes last: a set without one is unfinished. The token is the one of `hf auth login` or
 HF_TOKEN; vidcurate never reads it and takes it out of every message.
 """
 
@@ -19,7 +20,7 @@ from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.shards.index_file import INDEX_NAME
 from vidcurate.shards.manifest import MANIFEST_NAME, read_manifest
 from vidcurate.shards.verify import README, verify
-from vidcurate.storage.checksum import sha256_file
+from vidcurate.storage.checksum import blake3_file, sha256_file
 from vidcurate.storage.http_pool import retry_after
 
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -67,7 +68,7 @@ def push(
     """
     if not _REPO.fullmatch(repo):
         raise InputError(f"{repo!r}: a data set of the hub is USER/NAME.")
-    files = _files(shards)
+    files, wanted = _files(shards)
     names = [path.name for path in files]
 
     def call(function: Callable[[], Any], doing: str) -> Any:
@@ -87,6 +88,11 @@ def push(
     done, uploaded, uploaded_bytes = 0, 0, 0
     progress(0, sum(sizes), "bytes")
     for path, size in zip(files, sizes, strict=True):
+        if path.name in wanted and blake3_file(path) != wanted[path.name]:
+            raise ShardError(
+                f"{path}: is not the file that {MANIFEST_NAME} names: damaged, or the set was built again "
+                f"meanwhile. Run `vidcurate verify {shards}`."
+            )
         if not _is_same(path, size, there.get(path.name)):
             call(partial(_upload, hub, repo, path), f"{path.name}: cannot be uploaded to {repo}")
             uploaded += 1
@@ -106,8 +112,12 @@ def _upload(hub: Hub, repo: str, path: Path) -> None:
     )
 
 
-def _files(shards: Path) -> list[Path]:
-    """Return the files of a whole set in upload order. Raises InputError, ShardError."""
+def _files(shards: Path) -> tuple[list[Path], dict[str, str]]:
+    """Return the files of a whole set in upload order, and name → BLAKE3 of all but the README.
+
+    Raises InputError, ShardError.
+    """
+    manifest_hash = blake3_file(shards / MANIFEST_NAME) if (shards / MANIFEST_NAME).is_file() else ""
     verdict = verify(shards, "index")
     if verdict.problems:
         raise ShardError(
@@ -119,8 +129,10 @@ def _files(shards: Path) -> list[Path]:
         raise ShardError(f"{shards}: no {MANIFEST_NAME}. Run `vidcurate build-shards` again.")
     if not (shards / README).exists():
         raise InputError(f"{shards / README}: no such file. Run `vidcurate card RUN` first.")
+    wanted = {entry["name"]: entry["blake3"] for entry in (*manifest["shards"], manifest["index"])}
     tars = [shards / entry["name"] for entry in manifest["shards"]]
-    return [*tars, shards / INDEX_NAME, shards / README, shards / MANIFEST_NAME]
+    files = [*tars, shards / INDEX_NAME, shards / README, shards / MANIFEST_NAME]
+    return files, wanted | {MANIFEST_NAME: manifest_hash}
 
 
 def _is_same(path: Path, size: int, remote: Any) -> bool:

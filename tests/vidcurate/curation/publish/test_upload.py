@@ -149,6 +149,33 @@ def test_what_is_no_whole_set_is_refused_before_anything_is_sent(shards: Path, t
     assert not hub.folder.exists()
 
 
+def test_a_flipped_bit_is_not_sent_and_the_set_stays_unfinished(shards: Path, tmp_path: Path) -> None:
+    hub = FolderHub(tmp_path / "hub")
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    tar = sorted(copy.glob("*.tar"))[0]
+    data = bytearray(tar.read_bytes())
+    data[len(data) // 2] ^= 1  # of a video: the headers that `index` reads are whole
+    tar.write_bytes(data)
+
+    with pytest.raises(ShardError, match=f"{tar.name}: is not the file that manifest.json names"):
+        push(copy, "me/squares", hub=hub, is_private=False)
+    assert not {tar.name, "manifest.json"} & set(hub.sent)
+
+
+def test_a_set_that_is_built_again_meanwhile_is_not_finished(shards: Path, tmp_path: Path) -> None:
+    hub = FolderHub(tmp_path / "hub")
+    copy = shutil.copytree(shards, tmp_path / "copy")
+
+    def build_again(done: int, total: int, unit: str) -> None:
+        if done:
+            text = (copy / "manifest.json").read_text()
+            (copy / "manifest.json").write_text(text + "\n")
+
+    with pytest.raises(ShardError, match=r"built again meanwhile"):
+        push(copy, "me/squares", hub=hub, is_private=False, progress=build_again)
+    assert "manifest.json" not in hub.sent
+
+
 def test_the_command_sends_through_the_hubs_own_client(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
