@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import polars as pl
 import pytest
 
+from tests.forked_runs import Forks
 from tests.vidcurate.curation.filter.test_filter import clip, scored
 from vidcurate.cli.common import print_summary, screen
 from vidcurate.cli.main import main
@@ -178,31 +177,54 @@ def test_a_wrong_request_is_one_line_and_leaves_with_2(
     assert len(err.strip().splitlines()) == 1
 
 
+# A command whose files may have so many bytes; what it says goes through a pipe, which has no such limit.
+LIMITED = """
+import os, resource, sys
+from vidcurate.cli.main import main
+
+reported, end = os.pipe()
+stderr = os.dup(2)
+os.dup2(end, 2)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))
+try:
+    main({words})
+finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    sys.stderr.flush()
+    os.set_blocking(reported, False)
+    os.write(end, b"\\n")  # so that there is something to read
+    os.write(stderr, os.read(reported, 1 << 16))
+"""
+
+
 @pytest.mark.parametrize("command", ["probe", "filter", "export"])
-def test_a_full_disk_is_one_line_and_the_same_command_continues(tmp_path: Path, command: str) -> None:
+def test_a_full_disk_is_one_line_and_the_same_command_continues(
+    forks: Forks, tmp_path: Path, command: str
+) -> None:
     """RLIMIT_FSIZE fails a write as a full disk does: in the middle of the file."""
     demo_data_write.write_demo_data(tmp_path / "data", clips=12)
-    program = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2); "
-        "from vidcurate.cli.main import main; main(sys.argv[1:])"
-    )
 
-    def start(limit: int, *words: object) -> subprocess.CompletedProcess[str]:
-        arguments = [sys.executable, "-c", program, str(limit), *map(str, words)]
-        return subprocess.run(arguments, capture_output=True, text=True)
+    def start(limit: int, *words: object) -> tuple[int, str]:
+        """Return (exit code, stderr)."""
+        reported = tmp_path / "reported.txt"
+        reported.unlink(missing_ok=True)
+        program = LIMITED.format(limit=limit, words=[str(word) for word in words])
+        (code,) = forks.start(["-c", program], reported=reported).codes()
+        return code, reported.read_text().removesuffix("\n")
 
     run, big = tmp_path / "run", 1 << 30
     ingest = ["ingest", tmp_path / "data/captions.csv", "--videos", tmp_path / "data/videos", "--out", run]
-    assert start(big, *ingest).returncode == 0
+    assert start(big, *ingest)[0] == 0
     words = [command, run, *([tmp_path / "table.parquet"] if command == "export" else [])]
     if command == "filter":
-        assert start(big, "probe", run).returncode == 0
+        assert start(big, "probe", run)[0] == 0
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
 
     for limit in (16, 1500):
-        ended = start(limit, *words)
-        assert ended.returncode == 1, ended.stderr
-        (line,) = ended.stderr.splitlines()
+        code, reported = start(limit, *words)
+        assert code == 1, reported
+        (line,) = reported.splitlines()
         assert re.fullmatch(r"error: .+ cannot be written \((File too large|its last bytes .+)\)\.", line)
         after = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
         assert {name: after[name] for name in before if name != "costs.jsonl"} == {
@@ -210,8 +232,8 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(tmp_path: Path, 
         }
         assert not [path for path in run.rglob("*") if path.name.endswith(".partial")]
 
-    assert start(big, *words).returncode == 0
-    assert start(big, "inspect", run).returncode == 0
+    assert start(big, *words)[0] == 0
+    assert start(big, "inspect", run)[0] == 0
 
 
 class Panic(BaseException):
