@@ -2,12 +2,15 @@
 
     python benchmarks/track_arms.py --out FILE.json [--budget-seconds 540]
     python benchmarks/track_arms.py --recipe recipes/track-tiny.yaml --set steps=6 --out FILE
+    python benchmarks/track_arms.py --out FILE --budget-seconds 300 --factor 4 --arms adamw "muon + routing" \
+        --arm "muon + routing, EMA 0.97" ema_decay=0.97 optim.warmup_steps=10
 
 The runs are one after the other, so that seconds and joules are a run's own. First each arm's step is timed;
 `steps` is reduced, in whole validations, until all runs fit into the budget. Muon's rate is the best of
 FACTORS after SWEEP_STEPS. The score of an arm: seconds and FLOPs until the dense validation loss of its
 seed's AdamW run is reached. The script writes the file again after each run, so that nothing is lost if it is
-stopped.
+stopped. `--set` changes all arms, `--arm` adds one: a name that begins with one of the four arms, and what it
+changes.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.model.routing import RoutingSpec
 from trainer.training.track import run as track
 from trainer.training.track.spec import TrackRecipe
+from vidcurate.errors import InputError
 from vidcurate.recipe import recipe as strict
 
 SEEDS = (1, 2, 3)
@@ -35,15 +40,24 @@ SWEEP_STEPS, TIMED_STEPS = 200, 30
 SHARE, FINISH = 0.5, 0.17
 
 
-def arm(recipe: TrackRecipe, name: str, factor: float) -> TrackRecipe:
-    """Return the recipe of an arm; half of the tubes skip all pairs but the first and the last."""
+def arm(recipe: TrackRecipe, name: str, factor: float, settings: Sequence[str] = ()) -> TrackRecipe:
+    """Return the recipe of an arm; half of the tubes skip all pairs but the first and the last.
+
+    `settings`: what an arm of `--arm` changes, as `key=value`.
+    """
+    kind = max((one for one in ARMS if name.startswith(one)), key=len, default=None)
+    if kind is None:
+        raise InputError(f"--arm {name}: begin the name with one of {', '.join(ARMS)}.")
     changes: dict[str, Any] = {"name": name}
-    if name.startswith("muon"):
+    if kind.startswith("muon"):
         changes["optim"] = recipe.optim.model_copy(update={"lr": REST_LR, "muon": factor})
-    if name.endswith("routing"):
+    if kind.endswith("routing"):
         pairs = (1, recipe.model.depth - 2)
         changes["routing"] = RoutingSpec(share=SHARE, pairs=pairs, dense_finish=FINISH)
-    return recipe.model_copy(update=changes)
+    made = recipe.model_copy(update=changes)
+    if not settings:
+        return made
+    return strict.parse(made.model_dump_json(), TrackRecipe, where=f"{name}.json", settings=settings)
 
 
 def free() -> None:
@@ -104,6 +118,15 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     arguments.add_argument("--arms", nargs="+", default=ARMS)
+    arguments.add_argument(
+        "--arm",
+        dest="more",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar=("NAME", "KEY=VALUE"),
+        help="an arm more; may be repeated",
+    )
     arguments.add_argument("--budget-seconds", type=float, default=540.0)
     arguments.add_argument("--factor", type=float, help="Muon's factor, instead of a sweep")
     arguments.add_argument("--no-graphs", action="store_true")
@@ -111,7 +134,11 @@ def main() -> None:
     began, graphs = time.perf_counter(), not given.no_graphs
     recipe = strict.load(given.recipe, TrackRecipe, settings=given.settings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    answer: dict[str, Any] = {"device": str(device), "torch": torch.__version__}
+    more = {name: settings for name, *settings in given.more}
+    names = list(dict.fromkeys([*given.arms, *more]))
+    answer: dict[str, Any] = {"device": str(device), "torch": torch.__version__, "settings": more}
+    for name in names:
+        arm(recipe, name, FACTORS[-1], more.get(name, ()))  # a fault ends the call here
     if device.type == "cuda":
         answer["device"] = torch.cuda.get_device_name(device)
 
@@ -133,13 +160,13 @@ def main() -> None:
 
     factor = given.factor or FACTORS[-1]
     answer["timed"] = {}
-    for name in given.arms:
-        answer["timed"][name] = timed(arm(recipe, name, factor), data, graphs)
+    for name in names:
+        answer["timed"][name] = timed(arm(recipe, name, factor, more.get(name, ())), data, graphs)
         free()
         say(f"{name}: {answer['timed'][name]}")
         save()
 
-    if given.factor is None and any(name.startswith("muon") for name in given.arms):
+    if given.factor is None and any(name.startswith("muon") for name in names):
         answer["sweep"] = {}
         for tried in FACTORS:
             short = arm(recipe, "muon", tried).model_copy(update={"steps": min(SWEEP_STEPS, recipe.steps)})
@@ -155,9 +182,9 @@ def main() -> None:
     every = recipe.target.every
     each = sum(
         answer["timed"][name]["step_seconds"] * every + answer["timed"][name]["validation_seconds"]
-        for name in given.arms
+        for name in names
     ) * len(given.seeds)
-    fixed = len(given.seeds) * sum(answer["timed"][name]["warm_up_seconds"] / 3 + 6 for name in given.arms)
+    fixed = len(given.seeds) * sum(answer["timed"][name]["warm_up_seconds"] / 3 + 6 for name in names)
     fits = int((given.budget_seconds - passed() - fixed) / each)
     steps = max(every, min(recipe.steps, fits * every)) if device.type == "cuda" else recipe.steps
     recipe = recipe.model_copy(update={"steps": steps})
@@ -166,12 +193,12 @@ def main() -> None:
 
     longest = 0.0
     for seed in given.seeds:
-        for name in given.arms:
+        for name in names:
             if device.type == "cuda" and passed() + longest > given.budget_seconds + 30:
                 say(f"{name}, seed {seed}: left out, no time")
                 continue
             start = passed()
-            chosen = arm(recipe, name, factor).model_copy(update={"seed": seed})
+            chosen = arm(recipe, name, factor, more.get(name, ())).model_copy(update={"seed": seed})
             record = track.run(chosen, data, graphs=graphs)
             free()
             longest = max(longest, passed() - start)

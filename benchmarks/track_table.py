@@ -48,7 +48,8 @@ def table(kept: dict[str, Any]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, runs in by_arm.items():
-        cells = [name, CHANGES.get(name, "")]
+        settings = kept.get("settings", {}).get(name, [])
+        cells = [name, CHANGES.get(name, ", ".join(f"`{one}`" for one in settings))]
         cells.append(f"{1000 * statistics.fmean(one['seconds'] / one['steps'] for one in runs):.1f}")
         joules = [one["joules"] / one["steps"] for one in runs if one["joules"] is not None]
         cells.append(f"{statistics.fmean(joules):.1f}" if joules else "–")

@@ -68,3 +68,13 @@ def test_the_page_shows_what_is_kept(bench: Any) -> None:
     other = bench.page(text, [made([0.4, 0.2, 0.1, 0.1])])
     assert "NVIDIA H200, 400 steps a run, target 0.2000" in other
     assert bench.page(other, kept) == text
+
+
+def test_an_arm_of_settings_says_them_in_its_row(bench: Any) -> None:
+    kept = made([0.4, 0.2, 0.1, 0.1])
+    kept["records"] += [record("muon, EMA 0.97", seed, 30.0, [0.2, 0.1]) for seed in (1, 2, 3)]
+    kept["settings"] = {"muon, EMA 0.97": ["ema_decay=0.97", "optim.warmup_steps=10"]}
+
+    *_, last = bench.table(kept)
+
+    assert last.startswith("| muon, EMA 0.97 | `ema_decay=0.97`, `optim.warmup_steps=10` | 150.0 |")
