@@ -53,6 +53,13 @@ def block_transform(spatial: int, temporal: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(matrix).float(), torch.from_numpy(scale.reshape(-1)).float()
 
 
+@lru_cache(maxsize=8)
+def _transform_on(device: torch.device, spatial: int, temporal: int) -> tuple[Tensor, Tensor]:
+    """Return `block_transform` on a device; a copy in each call would make the host wait for the GPU."""
+    matrix, scale = block_transform(spatial, temporal)
+    return matrix.to(device), scale.to(device)
+
+
 class SpaceToDepthSpec(Recipe):
     """`space_to_depth`: blocks of temporal x spatial x spatial pixels become channels (see its file)."""
 
@@ -99,7 +106,7 @@ class SpaceToDepth:
 
     def encode(self, video: Tensor) -> Tensor:
         """Return float32 [B, C, T', H', W'] of `video` [B, 3, T, H, W]: uint8, or float in [-1, 1]."""
-        matrix, scale = (part.to(video.device) for part in block_transform(self.spatial, self.temporal))
+        matrix, scale = _transform_on(video.device, self.spatial, self.temporal)
         x = video / 127.5 - 1.0 if video.dtype == torch.uint8 else video.float()
         b, colours, frames = x.shape[:3]
         channels, t, h, w = self.latent_shape(frames, *x.shape[3:])
@@ -117,7 +124,7 @@ class SpaceToDepth:
 
     def decode(self, latent: Tensor, *, num_frames: int) -> Tensor:
         """Return float32 video [B, 3, num_frames, H, W] for `latent` [B, C, T', H', W']; not clipped."""
-        matrix, scale = (part.to(latent.device) for part in block_transform(self.spatial, self.temporal))
+        matrix, scale = _transform_on(latent.device, self.spatial, self.temporal)
         b, _, t, h, w = latent.shape
         blocks = F.linear(latent.float().permute(0, 2, 3, 4, 1) * scale, matrix.T)
         blocks = blocks.reshape(b, t, h, w, COLOURS, self.temporal, self.spatial, self.spatial)
