@@ -3,6 +3,7 @@
 import ast
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -213,12 +214,17 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     return found
 
 
+@cache
+def import_statements(text: str) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(text: str, known: Iterable[str]) -> Iterator[str]:
     """Yield the modules of both packages that the source imports, at its top or inside a function."""
-    for node in ast.walk(ast.parse(text)):
+    for node in import_statements(text):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name in known)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert not node.level, "write imports in full"
             for name in node.names:
                 full = f"{node.module}.{name.name}"
