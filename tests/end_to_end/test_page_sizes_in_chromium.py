@@ -1,5 +1,6 @@
 """Pages at every window size, in a real browser: what plays keeps playing, nothing is cut off."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from trainer.report import command as report_command
 from trainer.report import gallery
 from trainer.run_folder import jsonl
 from trainer.train import train
-from vidcurate.curation.report.build import run_report
+from vidcurate.curation.report.build import run_report, with_breaks
 from vidcurate.shards.build import run_build_shards
 from vidcurate.shards.layout import ShardSpec
 
@@ -93,6 +94,41 @@ def test_no_page_scrolls_sideways_and_nothing_is_cut_off(
         assert browser.value("document.documentElement.scrollWidth <= innerWidth")
         assert browser.value(CUT) == []
         assert browser.value(TEXTS) == []
+    finally:
+        browser.size(1200, 800)
+
+
+# Names of rules of which a piece between two places to break lies on two lines.
+BROKEN = """
+[...document.querySelectorAll('code:has(wbr), .measured:has(wbr)')].flatMap((one) => {
+  const texts = document.createTreeWalker(one, NodeFilter.SHOW_TEXT), found = [];
+  while (texts.nextNode()) {
+    const range = document.createRange();
+    range.selectNodeContents(texts.currentNode);
+    if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1)
+      found.push(texts.currentNode.data);
+  }
+  return found;
+})
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_long_name_of_a_rule_breaks_between_its_words(browser: Browser, training: Path, width: int) -> None:
+    name = with_breaks("minimum_optical_flow_between_neighbouring_frames.of_the_second_half")
+    rule = "document.querySelector('#funnel table:not(#stages) tbody th code')"
+    browser.size(width, 850)
+    try:
+        browser.open(training.parent / "run" / "report.html")
+        assert browser.value("document.querySelectorAll('#funnel th code:has(wbr)').length > 0")
+        browser.value(f"{rule}.innerHTML = {json.dumps(name)}")
+        assert browser.value(BROKEN) == []
+        if width == 390:
+            assert browser.value(f"{rule}.getClientRects().length > 1")
+        assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+        browser.value(f"{rule}.innerHTML = 'a_<wbr>' + 'b'.repeat(200)")
+        browser.value(f"{rule}.style = 'white-space: normal; overflow-wrap: anywhere'")
+        assert len(browser.value(BROKEN)) == 1  # a name that breaks inside a word would be seen
     finally:
         browser.size(1200, 800)
 

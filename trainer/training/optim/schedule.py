@@ -5,6 +5,7 @@ restart.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
@@ -13,6 +14,14 @@ from pydantic.fields import FieldInfo
 from vidcurate.recipe.recipe import Recipe
 
 MOST_STEPS = 10**9  # of a warm-up or a cool-down; at ten steps a second, three years
+
+
+@dataclass(frozen=True)
+class _Check(AfterValidator):
+    """Check of a number; `ge` and `le` tell the page of recipe keys its bounds."""
+
+    ge: float = 0.0
+    le: float = 0.0
 
 
 def _between(least: float, most: float, why: str) -> tuple[AfterValidator, FieldInfo]:
@@ -24,7 +33,7 @@ def _between(least: float, most: float, why: str) -> tuple[AfterValidator, Field
         return value
 
     extra: dict[str, JsonValue] = {"minimum": least, "maximum": most}
-    return AfterValidator(check), Field(json_schema_extra=extra)
+    return _Check(check, ge=least, le=most), Field(json_schema_extra=extra)
 
 
 _MOVES = "AdamW moves each weight by about this much a step"

@@ -4,6 +4,7 @@ No script, no external link, no date: the same run gives the same bytes. Caption
 template escapes them, and a Content-Security-Policy blocks scripts should escaping fail.
 """
 
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import jinja2
 import polars as pl
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from vidcurate import __version__
 from vidcurate.curation.clip_table import costs, table
@@ -36,6 +37,7 @@ from vidcurate.storage import atomic_file
 PAGE = "report.html"
 SHOWN = 24  # clips on each contact sheet
 _LONGEST_TEXT = 1200  # characters of a caption or a reason
+_BREAK = re.compile(r"([_.:-]+)(?=.)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,11 @@ def _time_as_text(seconds: float) -> str:
     return f"{seconds / 60:,.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
+def with_breaks(name: str) -> Markup:
+    """Return a name as HTML that a browser breaks behind `_`, `.`, `:` and `-`, and nowhere inside a word."""
+    return Markup(_BREAK.sub(r"\1<wbr>", str(escape(_clean(name)))))
+
+
 def _page(values: dict[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_template),
@@ -86,6 +93,7 @@ def _page(values: dict[str, Any]) -> str:
     environment.filters["shown"] = svg.shown
     environment.filters["size"] = _size_as_text
     environment.filters["sign"] = lambda text: text.replace(">=", "≥").replace("<=", "≤")
+    environment.filters["breaks"] = with_breaks
     environment.filters["measure"] = distributions.measure_as_text
     environment.filters["time"] = _time_as_text
     environment.filters["review"] = review_link.link

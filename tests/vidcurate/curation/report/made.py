@@ -49,8 +49,9 @@ class Page(HTMLParser):
 
 
 def read_page(run: Path) -> Page:
-    return Page((run / "report.html").read_text(encoding="utf-8"))
+    return Page(text_of(run))
 
 
 def text_of(run: Path) -> str:
-    return (run / "report.html").read_text(encoding="utf-8")
+    """Return the report as HTML, without the places at which names may break."""
+    return (run / "report.html").read_text(encoding="utf-8").replace("<wbr>", "")
