@@ -46,7 +46,8 @@ class Ended:
     `failure` is the line about the first failure, "" without one, or about a rank that then exited with a
     code that says more (78, 77, 2); `rank` is that rank, None for a host or a stall; `last_lines` are its
     last stderr lines. `last_words` are those of each rank that exited with 77. `lost` maps hosts whose
-    connection broke to ssh's last message.
+    connection broke to ssh's last message. `held` are the errors of ranks that may be their last lines, as
+    (host, line); `said` are the errors on the console so far, each once.
     """
 
     ranks_of: dict[str, range]
@@ -58,6 +59,8 @@ class Ended:
     last_words: dict[int, list[str]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     killed_by_signal: bool = False
+    held: dict[int, tuple[str, str]] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)
 
     @property
     def code(self) -> int:
@@ -178,10 +181,30 @@ def start_on_hosts(
             if message is not None:
                 ended.rank, ended.last_lines = message["rank"], message["last"]
             say(f"error: {failure} All ranks are being stopped.")
+            _drop_held(message, ended)
         elif failure and message is not None and _says_more(message["exit"], ended):
             ended.failure, ended.rank, ended.last_lines = failure, message["rank"], message["last"]
             say(f"error: {failure}")
+            _drop_held(message, ended)
+        elif message is not None and "exit" in message:
+            _say_held(message["rank"], ended)
+    for rank in list(ended.held):
+        _say_held(rank, ended)
     return ended
+
+
+def _drop_held(message: dict[str, Any] | None, ended: Ended) -> None:
+    """Leave out a rank's last error, which the line about its end has just repeated."""
+    if message is not None and message["rank"] in ended.held:
+        ended.said.add(ended.held.pop(message["rank"])[1])
+
+
+def _say_held(rank: int, ended: Ended) -> None:
+    """Write a rank's held error, unless another rank's was the same."""
+    host, text = ended.held.pop(rank, ("", ""))
+    if text and text not in ended.said:
+        ended.said.add(text)
+        say(text if rank == 0 else f"{host} rank {rank}: {text}")
 
 
 def _hear(
@@ -209,8 +232,12 @@ def _hear(
     if "out" in message:
         print(message["out"], flush=True)
     elif "err" in message:
-        is_first = message["rank"] == 0
-        say(message["err"] if is_first else f"{host} rank {message['rank']}: {message['err']}")
+        rank, text = message["rank"], message["err"]
+        _say_held(rank, ended)
+        if text.startswith("error: "):
+            ended.held[rank] = host, text  # often its last line, which the line about its end repeats
+        else:
+            say(text if rank == 0 else f"{host} rank {rank}: {text}")
     return "", False
 
 

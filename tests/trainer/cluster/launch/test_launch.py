@@ -1,6 +1,7 @@
 """What `launch` refuses before anything starts, each in one line."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,20 @@ def test_shards_that_are_not_there_end_a_launch_at_once(
     assert f"error: {tmp_path / 'nowhere/index.parquet'}: no such index" in reported
     assert "restart" not in reported
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("forked_agents")
+def test_an_error_of_all_ranks_is_one_last_line_with_rank_and_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = command_words(tmp_path / "nowhere", tmp_path / "run")
+
+    assert launch_command.main([*words, "--nproc-per-node", "2", "--restarts", "0"]) == 2
+
+    lines = capsys.readouterr().err.strip().splitlines()
+    cause = f"error: {tmp_path / 'nowhere/index.parquet'}: no such index"
+    assert [number for number, line in enumerate(lines) if cause in line] == [len(lines) - 1]
+    assert re.match(r"error: this host rank [01] ended with 2: error: ", lines[-1])
 
 
 def test_a_flag_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
