@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from step_shapes import TEXT_TOKENS
 from torch import Tensor, nn
-from train_step import CONFIG, TEXT_TOKENS
+from train_step import CONFIG
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.model.kernels.apply import fast_block, padded

@@ -6,9 +6,9 @@ The clips are made up: as many as the published data sets have, their lengths an
 distribution (--durations, --sizes, --fps). All else is the real thing: the bucket tables of
 recipes/speedrun.yaml, the assignment to buckets, the order of micro-batches. A micro-batch costs what
 `trainer.distributed.step_time` fits to the measured steps; one that the memory does not hold is run in
-pieces, and where a
-single clip does not fit, some blocks are lean or recomputed (`trainer.distributed.memory`). Encoding costs
-its FLOPs by torch's counter at the rates that benchmarks/encoders.py kept up (`encoder_cost`). A real run
+pieces, and where a single clip does not fit, some blocks are lean or recomputed
+(`trainer.distributed.memory`). `speedrun_costs` has these costs, `speedrun_rows` the rows. Encoding costs its
+FLOPs by torch's counter at the rates that benchmarks/encoders.py kept up (`encoder_cost`). A real run
 reaches a share of what its buckets and updates alone predict, which benchmarks/mixture.py measured: all hours
 of training are divided by it. What was measured is printed with its file, apart from what is assumed of data
 that nobody here has.
@@ -26,151 +26,41 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cost_table import write_cost_table
 from encoder_cost import Rates, clip_flops
 from made_up_clips import made_up_plan
 from rank_balance import imbalance, in_turn, larger
-from rows import RESULTS, Row, keep, row
+from rows import RESULTS, Row, keep
+from speedrun_costs import (
+    LEAN_COST,
+    Machine,
+    Run,
+    clip_costs,
+    encoder_seconds,
+    latent,
+    measured_steps,
+    real_share,
+    run_of,
+    work_of,
+)
+from speedrun_rows import PUBLISHED_HOURS, PUBLISHED_STEPS, PUBLISHED_TOTAL, SPREADS, Figures, as_rows
+from step_shapes import TEXT_TOKENS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.distributed import memory
 from trainer.distributed.memory import Form
-from trainer.distributed.step_time import TERMS, Cost, Measured, Work, errors, fit
-from trainer.model.encoders.registry import video_encoder
-from trainer.model.flops import Shape, forward_flops
+from trainer.distributed.step_time import TERMS, Measured, errors, fit
+from trainer.model.flops import forward_flops
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import Stage, TrainRecipe
-from vidcurate.sampler import buckets, order
-from vidcurate.sampler import plan as sampler_plan
+from vidcurate.sampler import order
 from vidcurate.sampler.bucket_shapes import Bucket
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes/speedrun.yaml"
-PUBLISHED_STEPS = {"stage-1": 2_210, "stage-2": 7_100, "stage-3": 14_780}
-PUBLISHED_TOTAL = sum(PUBLISHED_STEPS.values())
-PUBLISHED_HOURS = 18_000.0
-TEXT_TOKENS = 300
 TRAINED, FROZEN = 1_201_595_936, 6_048_000
-REAL_RUN = "tokens/s, real run"  # of benchmarks/mixture.py, over what was predicted
-LEAN_COST = 0.02  # of a block's time, what one takes longer that is lean; one H200, 720p x 51 frames
 RANKS = (8, 192, 1024)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What a GPU does and holds: `seconds` of a micro-batch, of an update, and bytes beside the weights.
-
-    `share` is what a real run reaches of the two.
-    """
-
-    cost: Cost
-    update_seconds: float
-    share: float
-    limit_bytes: float
-    form: Form
-
-
-# ── the measured table ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def measured_steps(table: Sequence[Row], form: str = "") -> list[Measured]:
-    """Return the measured steps with their micro-batches, as benchmarks/train_step.py made them.
-
-    `form`: "float8" for the rows of that form; "": those of the fastest form in the model's precision.
-    """
-    from train_step import SHAPES, in_parts  # it needs Triton
-
-    found = {entry["metric"]: entry for entry in table}
-    steps = []
-    for name, shape in SHAPES.items():
-        prefix = f"{name}_{form}_" if form else f"{name}_"
-        forward, backward = found.get(f"{prefix}forward_ms"), found.get(f"{prefix}backward_ms")
-        if not forward or not backward:
-            continue
-        is_fast = form == "float8" or "ours is fast" in forward["peer"]
-        size = shape.fast_micro_batch or shape.micro_batch if is_fast else shape.micro_batch
-        is_lean = is_fast and shape.fast_lean  # what lean blocks cost is in what was measured
-        places = shape.tokens // shape.frames
-        steps.append(
-            Measured(
-                name=name,
-                works=tuple(
-                    Work(clips=count, frames=shape.frames, places=places, text_tokens=TEXT_TOKENS)
-                    for count in in_parts(shape.batch, size)
-                ),
-                forward=forward["value"] / 1e3,
-                backward=backward["value"] / 1e3,
-                recomputed=0 if is_lean else shape.recomputed_blocks / 56,
-            )
-        )
-    return steps
-
-
-def real_share(table: Sequence[Row]) -> float:
-    """Return what a real run over mixed buckets reached of what its micro-batches and updates predict."""
-    return next(float(entry["ratio"]) for entry in table if entry["metric"].startswith(REAL_RUN))
-
-
-def clip_costs(recipe: TrainRecipe, machine: Machine) -> tuple[list[tuple[str, int, float]], float]:
-    """Return resolution, frames and seconds of a clip of each bucket of a recipe, and of a micro-batch."""
-    of_all = {bucket for stage in recipe.stages for bucket in buckets.all_buckets(stage.data.buckets)}
-    found = [(bucket, machine.cost.of_clips(work_of(recipe, bucket, 1))) for bucket in of_all]
-    clips = [(bucket.resolution, bucket.num_frames, seconds) for bucket, (seconds, _) in found]
-    return clips, found[0][1][1]
-
-
-# ── what things cost ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def latent(recipe: TrainRecipe, bucket: Bucket) -> Shape:
-    """Return frames, rows and columns of a bucket's latents."""
-    _, *shape = video_encoder(recipe.video_encoder).latent_shape(
-        bucket.num_frames, bucket.height, bucket.width
-    )
-    frames, rows, columns = shape
-    return frames, rows, columns
-
-
-def work_of(recipe: TrainRecipe, bucket: Bucket, clips: int) -> Work:
-    """Return the work of `clips` of a bucket."""
-    frames, rows, columns = latent(recipe, bucket)
-    places = -(-rows // recipe.model.patch_size[1]) * -(-columns // recipe.model.patch_size[2])
-    return Work(clips=clips, frames=frames, places=places, text_tokens=TEXT_TOKENS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """How a published micro-batch is run: `pieces` of clips in turn, shares of blocks lean, recomputed."""
-
-    pieces: tuple[int, ...]
-    lean: float
-    recomputed: float
-    seconds: float
-
-
-def run_of(recipe: TrainRecipe, machine: Machine, bucket: Bucket) -> Run:
-    """Return how a micro-batch of a bucket is run so that it fits, in as even pieces as can be."""
-    clips, one = bucket.micro_batch_size, work_of(recipe, bucket, 1)
-    found = memory.fit(recipe.model, one, machine.form, machine.limit_bytes, clips)
-    if found is None:
-        raise SystemExit(f"{bucket.name}: one clip does not fit with its blocks recomputed; raise --gib.")
-    blocks = 2 * recipe.model.depth
-    lean, again = found.plan.lean_blocks / blocks, found.plan.recompute_blocks / blocks
-    number = -(-clips // found.clips)
-    pieces = tuple(clips // number + (piece < clips % number) for piece in range(number))
-    works = [dataclasses.replace(one, clips=size) for size in pieces]
-    seconds = sum(
-        machine.cost.seconds(work, again) + LEAN_COST * lean * machine.cost.seconds(work) for work in works
-    )
-    return Run(pieces=pieces, lean=lean, recomputed=again, seconds=seconds)
-
-
-def encoder_seconds(plan: sampler_plan.Plan, rates: Rates) -> list[float]:
-    """Return the seconds that both encoders take for a clip of each cell."""
-    shapes = [(cell.bucket.num_frames, cell.bucket.height, cell.bucket.width) for cell in plan.cells]
-    return [rates.clip_seconds(*shape) for shape in shapes]
 
 
 # ── the report ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -214,36 +104,6 @@ def print_fit(machine: Machine, steps: Sequence[Measured]) -> None:
         error, left_out = errors(steps)[step.name]
         print(f"  {step.name:<14} {step.seconds:10.3f}   {error:+10.1%}   {left_out:+10.1%}")
     print()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """GPU hours of a stage, and each case's imbalance, assigned round-robin and by time.
-
-    `share` is what a real run reaches of training and update; `float8` is training in float8.
-    """
-
-    steps: int
-    training: float
-    float8: float | None
-    update: float
-    ahead: float
-    online: float
-    imbalance: dict[str, tuple[float, float]]
-    share: float
-
-    def hours(self, case: str) -> float:
-        """Return all but encoding, with the waiting of a case assigned by time, as a real run takes it."""
-        return (self.training * self.imbalance[case][1] + self.update) / self.share
-
-    @property
-    def lost(self) -> float:
-        """Return the hours that a real run takes beyond its micro-batches and updates."""
-        return (self.training + self.update) * (1 / self.share - 1)
-
-
-# How the run is spread → the simulated case: 48 ranks share the published step of 192 four by four.
-SPREADS = {"8_ranks": "8_ranks", "48_ranks": "192_ranks_four_each", "192_ranks": "192_ranks"}
 
 
 def simulate(
@@ -354,62 +214,6 @@ def project(
         flush=True,
     )
     return figures
-
-
-def as_rows(found: dict[str, Figures], hardware: str) -> list[Row]:
-    """Return the rows to keep, the published run or the published assignment beside each."""
-    less_is_better = functools.partial(row, hardware=hardware, higher_is_better=False)
-    rows = []
-    for way in ("ahead", "online"):
-        for spread, case in SPREADS.items():
-            rows.append(
-                less_is_better(
-                    f"gpu_hours_{way}_{spread}",
-                    sum(figures.hours(case) + getattr(figures, way) for figures in found.values()),
-                    "GPU hours",
-                    peer="published run (H100, 192 ranks, on line)",
-                    peer_value=PUBLISHED_HOURS,
-                    goal="<= 2,300" if (way, spread) == ("ahead", "48_ranks") else "",
-                )
-            )
-    in_float8 = [dataclasses.replace(one, training=one.float8) for one in found.values() if one.float8]
-    if len(in_float8) == len(found):
-        case = SPREADS["48_ranks"]
-        rows.append(
-            less_is_better(
-                "gpu_hours_ahead_48_ranks_float8",
-                sum(figures.hours(case) + figures.ahead for figures in in_float8),
-                "GPU hours",
-                peer="the same in bfloat16",
-                peer_value=sum(figures.hours(case) + figures.ahead for figures in found.values()),
-                goal="<= 2,300",
-            )
-        )
-    for name, figures in found.items():
-        steps = PUBLISHED_STEPS[name]
-        if figures.float8:
-            rows.append(
-                less_is_better(f"{name}_gpu_hours_training_float8", figures.float8, "GPU hours",
-                               peer="the same in bfloat16", peer_value=figures.training)
-            )  # fmt: skip
-        rows.append(
-            less_is_better(f"{name}_steps", figures.steps, "steps", peer="published run", peer_value=steps)
-        )
-        pace = PUBLISHED_HOURS * steps / PUBLISHED_TOTAL
-        for part in ("training", "update", "lost", "ahead", "online"):
-            rows.append(
-                less_is_better(
-                    f"{name}_gpu_hours_{part}",
-                    getattr(figures, part),
-                    "GPU hours",
-                    peer="published run, all of it (H100, by its share of the steps)",
-                    peer_value=pace,
-                )
-            )
-        for case, (turn, balanced) in figures.imbalance.items():
-            metric = f"{name}_imbalance_{case}"
-            rows.append(less_is_better(metric, balanced, "max/mean", peer="round-robin", peer_value=turn))
-    return rows
 
 
 def main() -> None:

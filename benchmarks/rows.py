@@ -69,7 +69,8 @@ def commit() -> str:
 
 
 def code_of(command: str) -> list[str]:
-    """Return the paths that decide a row's figure: its script, and the folders of what this imports.
+    """Return the paths that decide a row's figure: its script with the files beside it that this imports, and
+    the folders of what these import.
 
     A script that imports nothing of the packages starts them as programs: then both count whole.
     """
@@ -77,13 +78,18 @@ def code_of(command: str) -> list[str]:
     script = ROOT / name
     if not script.is_file():
         return list(PACKAGES)
-    modules = [
-        node.module
-        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES
-    ]
-    folders = {"/".join(module.split(".")[:-1]) or module for module in modules}
-    return [name, *(sorted(folders) or PACKAGES)]
+    files, of_each = [script], []
+    for file in files:  # grows: a file's imports beside it follow
+        modules = [
+            node.module
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.module
+        ]
+        beside = [script.with_name(f"{module}.py") for module in modules if module != "rows"]
+        files += [path for path in dict.fromkeys(beside) if path.is_file() and path not in files]
+        of_each.append({"/".join(m.split(".")[:-1]) or m for m in modules if m.split(".")[0] in PACKAGES})
+    folders = sorted(set().union(*of_each)) if of_each[0] else PACKAGES
+    return [*(str(file.relative_to(ROOT)) for file in files), *folders]
 
 
 @cache

@@ -22,17 +22,14 @@ import torch
 import torch.nn.functional as F
 from rows import Row, as_table, keep, row
 from step_parts import ALL, WITHOUT_FLOOR, Kernel, Rates, floors, gelu_passes, part_of, times
+from step_shapes import SHAPES, TEXT_TOKENS, Shape, in_parts
 from torch.profiler import ProfilerActivity, profile
 from train_step import (
     CONFIG,
     DENSE_BF16_TFLOPS,
-    SHAPES,
-    TEXT_TOKENS,
     Masters,
-    Shape,
     build,
     ceiling_tflops,
-    in_parts,
     inputs,
     prepare,
 )

@@ -20,7 +20,6 @@ import gc
 import itertools
 import statistics
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from power import Meter
 from rows import keep, row
+from step_shapes import SHAPES, TEXT_TOKENS, Shape, in_parts
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -39,7 +39,6 @@ from trainer.model.kernels.apply import apply_fused_blocks
 from trainer.model.stdit import STDiT3, STDiT3Config
 
 CONFIG = STDiT3Config(freeze_y_embedder=True)
-TEXT_TOKENS = 300
 CAPTION_TOKENS = 125  # of `padded` and `packed`; clips differ by 64 to either side, and each tenth is dropped
 DENSE_BF16_TFLOPS = 989.0
 UNITS = {
@@ -63,65 +62,6 @@ BESIDE = {  # forms that are compared with another: that one, and what it is cal
 # 656 to 668 W at 1,965 MHz.
 ORIGINAL = "Open-Sora v1.2.0's own code, best attention, one H200 on 2026-11-23"
 SUSTAINED = 1200  # products, some 1.5 ms each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A bucket's latent (frames, height, width), the published batch, and the goal in tokens a second."""
-
-    frames: int
-    height: int
-    width: int
-    batch: int
-    micro_batch: int
-    goal: int
-    original: int = 0  # tokens/s of Open-Sora v1.2.0's own code, see ORIGINAL
-    recomputed_blocks: int = 0  # of 56, where the activations of one clip do not fit
-    fast_micro_batch: int | None = None  # the fast form keeps less, so more clips fit at once
-    fast_lean: bool = False  # and keeps still less, instead of recomputing blocks
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one clip."""
-        return self.frames * -(-self.height // 2) * -(-self.width // 2)
-
-
-SHAPES = {
-    "144p_51f": Shape(
-        frames=15,
-        height=18,
-        width=32,
-        batch=51,
-        micro_batch=10,
-        fast_micro_batch=17,
-        goal=75_000,
-        original=19_125,
-    ),
-    "240p_102f": Shape(
-        frames=30,
-        height=30,
-        width=53,
-        batch=10,
-        micro_batch=2,
-        fast_micro_batch=3,
-        goal=76_000,
-        original=19_448,
-    ),
-    "360p_51f": Shape(frames=15, height=45, width=80, batch=8, micro_batch=2, goal=72_000, original=18_480),
-    "480p_51f": Shape(frames=15, height=60, width=106, batch=5, micro_batch=1, goal=70_000, original=18_358),
-    "720p_51f": Shape(
-        frames=15,
-        height=90,
-        width=160,
-        batch=2,
-        micro_batch=1,
-        goal=60_000,
-        original=17_062,
-        recomputed_blocks=28,
-        fast_lean=True,
-    ),
-    "256_image": Shape(frames=1, height=32, width=32, batch=96, micro_batch=96, goal=0),
-}
 
 
 class Masters:
@@ -273,12 +213,6 @@ def prepare(model: STDiT3, shape: Shape, form: str) -> None:
                 block.forward = partial(block.forward, lean=True)
     if count:
         recompute(model, count)
-
-
-def in_parts(batch: int, most: int) -> list[int]:
-    """Return the clips of each micro-batch: as few as `most` allows, and as even as can be."""
-    parts = -(-batch // most)
-    return [batch * (part + 1) // parts - batch * part // parts for part in range(parts)]
 
 
 def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, float]:

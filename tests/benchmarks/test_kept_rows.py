@@ -33,6 +33,8 @@ def test_the_code_of_a_row_is_its_script_and_what_this_imports(rows: ModuleType)
     assert tables[0] == "benchmarks/tables.py"
     assert "vidcurate/curation/ingest" in tables
     assert not any(path.startswith("trainer") for path in tables)
+    profile = rows.code_of("python benchmarks/step_profile.py")
+    assert {"benchmarks/train_step.py", "benchmarks/step_shapes.py", "trainer/model"} <= set(profile)
     assert rows.code_of("python benchmarks/gone.py") == ["vidcurate", "trainer"]
 
 

@@ -1,0 +1,132 @@
+"""Costs of the projected speedrun, in seconds: micro-batches from measured steps, encoding."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from encoder_cost import Rates
+from rows import Row
+from step_shapes import SHAPES, TEXT_TOKENS, in_parts
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from trainer.distributed import memory
+from trainer.distributed.memory import Form
+from trainer.distributed.step_time import Cost, Measured, Work
+from trainer.model.encoders.registry import video_encoder
+from trainer.model.flops import Shape
+from trainer.recipe.recipe import TrainRecipe
+from vidcurate.sampler import buckets
+from vidcurate.sampler import plan as sampler_plan
+from vidcurate.sampler.bucket_shapes import Bucket
+
+REAL_RUN = "tokens/s, real run"  # of benchmarks/mixture.py, over what was predicted
+LEAN_COST = 0.02  # of a block's time, what one takes longer that is lean; one H200, 720p x 51 frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a GPU does and holds: `seconds` of a micro-batch, of an update, and bytes beside the weights.
+
+    `share` is what a real run reaches of the two.
+    """
+
+    cost: Cost
+    update_seconds: float
+    share: float
+    limit_bytes: float
+    form: Form
+
+
+def measured_steps(table: Sequence[Row], form: str = "") -> list[Measured]:
+    """Return the measured steps with their micro-batches, as benchmarks/train_step.py made them.
+
+    `form`: "float8" for the rows of that form; "": those of the fastest form in the model's precision.
+    """
+    found = {entry["metric"]: entry for entry in table}
+    steps = []
+    for name, shape in SHAPES.items():
+        prefix = f"{name}_{form}_" if form else f"{name}_"
+        forward, backward = found.get(f"{prefix}forward_ms"), found.get(f"{prefix}backward_ms")
+        if not forward or not backward:
+            continue
+        is_fast = form == "float8" or "ours is fast" in forward["peer"]
+        size = shape.fast_micro_batch or shape.micro_batch if is_fast else shape.micro_batch
+        is_lean = is_fast and shape.fast_lean  # what lean blocks cost is in what was measured
+        places = shape.tokens // shape.frames
+        steps.append(
+            Measured(
+                name=name,
+                works=tuple(
+                    Work(clips=count, frames=shape.frames, places=places, text_tokens=TEXT_TOKENS)
+                    for count in in_parts(shape.batch, size)
+                ),
+                forward=forward["value"] / 1e3,
+                backward=backward["value"] / 1e3,
+                recomputed=0 if is_lean else shape.recomputed_blocks / 56,
+            )
+        )
+    return steps
+
+
+def real_share(table: Sequence[Row]) -> float:
+    """Return what a real run over mixed buckets reached of what its micro-batches and updates predict."""
+    return next(float(entry["ratio"]) for entry in table if entry["metric"].startswith(REAL_RUN))
+
+
+def clip_costs(recipe: TrainRecipe, machine: Machine) -> tuple[list[tuple[str, int, float]], float]:
+    """Return resolution, frames and seconds of a clip of each bucket of a recipe, and of a micro-batch."""
+    of_all = {bucket for stage in recipe.stages for bucket in buckets.all_buckets(stage.data.buckets)}
+    found = [(bucket, machine.cost.of_clips(work_of(recipe, bucket, 1))) for bucket in of_all]
+    clips = [(bucket.resolution, bucket.num_frames, seconds) for bucket, (seconds, _) in found]
+    return clips, found[0][1][1]
+
+
+def latent(recipe: TrainRecipe, bucket: Bucket) -> Shape:
+    """Return frames, rows and columns of a bucket's latents."""
+    _, *shape = video_encoder(recipe.video_encoder).latent_shape(
+        bucket.num_frames, bucket.height, bucket.width
+    )
+    frames, rows, columns = shape
+    return frames, rows, columns
+
+
+def work_of(recipe: TrainRecipe, bucket: Bucket, clips: int) -> Work:
+    """Return the work of `clips` of a bucket."""
+    frames, rows, columns = latent(recipe, bucket)
+    places = -(-rows // recipe.model.patch_size[1]) * -(-columns // recipe.model.patch_size[2])
+    return Work(clips=clips, frames=frames, places=places, text_tokens=TEXT_TOKENS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """How a published micro-batch is run: `pieces` of clips in turn, shares of blocks lean, recomputed."""
+
+    pieces: tuple[int, ...]
+    lean: float
+    recomputed: float
+    seconds: float
+
+
+def run_of(recipe: TrainRecipe, machine: Machine, bucket: Bucket) -> Run:
+    """Return how a micro-batch of a bucket is run so that it fits, in as even pieces as can be."""
+    clips, one = bucket.micro_batch_size, work_of(recipe, bucket, 1)
+    found = memory.fit(recipe.model, one, machine.form, machine.limit_bytes, clips)
+    if found is None:
+        raise SystemExit(f"{bucket.name}: one clip does not fit with its blocks recomputed; raise --gib.")
+    blocks = 2 * recipe.model.depth
+    lean, again = found.plan.lean_blocks / blocks, found.plan.recompute_blocks / blocks
+    number = -(-clips // found.clips)
+    pieces = tuple(clips // number + (piece < clips % number) for piece in range(number))
+    works = [dataclasses.replace(one, clips=size) for size in pieces]
+    seconds = sum(
+        machine.cost.seconds(work, again) + LEAN_COST * lean * machine.cost.seconds(work) for work in works
+    )
+    return Run(pieces=pieces, lean=lean, recomputed=again, seconds=seconds)
+
+
+def encoder_seconds(plan: sampler_plan.Plan, rates: Rates) -> list[float]:
+    """Return the seconds that both encoders take for a clip of each cell."""
+    shapes = [(cell.bucket.num_frames, cell.bucket.height, cell.bucket.width) for cell in plan.cells]
+    return [rates.clip_seconds(*shape) for shape in shapes]
