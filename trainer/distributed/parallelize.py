@@ -20,7 +20,6 @@ import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -30,6 +29,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from trainer.distributed import memory, mesh
 from trainer.distributed.activation_checkpointing import Choose, Recompute, chooser
+from trainer.distributed.gradient_moves import GradientMoves
 from trainer.distributed.memory import Form
 from trainer.distributed.mesh import World
 from trainer.distributed.spec import ParallelSpec
@@ -74,12 +74,10 @@ class Replicated:
         self.model, self.world = model, world
         self.compute = model if dtype == torch.float32 else copy.deepcopy(model)
         if self.compute is not model:
-            for master, rounded in zip(model.parameters(), self.compute.parameters(), strict=True):
+            for rounded in self.compute.parameters():
                 rounded.data = rounded.data.to(dtype)
-                if rounded.requires_grad:
-                    rounded.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                        partial(_move_gradient, master)
-                    )
+            pairs = zip(model.parameters(), self.compute.parameters(), strict=True)
+            self.moves = GradientMoves(pairs)
         # Listed once: walking the modules takes a millisecond.
         self.learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.copies: list[Tensor] = list(self.compute.parameters())
@@ -91,6 +89,7 @@ class Replicated:
     def begin_step(self) -> None:
         """See Layout."""
         if self.compute is not self.model:
+            self.moves.drop()
             torch._foreach_copy_(self.copies, self.weights)
             for copied, buffer in self.buffers:
                 copied.copy_(buffer)
@@ -124,16 +123,6 @@ def _norm(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:
     norms, zero = iter(torch._foreach_norm(present)), torch.zeros((), device=device)
     each = torch.stack([zero if grad is None else next(norms) for grad in grads])
     return each.double().square().sum().sqrt()
-
-
-def _move_gradient(master: nn.Parameter, rounded: Tensor) -> None:
-    """Add the rounded copy's new gradient to the master's, in float32, and drop it from the copy."""
-    assert rounded.grad is not None
-    if master.grad is None:
-        master.grad = rounded.grad.float()
-    else:
-        master.grad.add_(rounded.grad)
-    rounded.grad = None
 
 
 class _Root(nn.Module):
