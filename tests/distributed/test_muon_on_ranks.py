@@ -18,12 +18,14 @@ from trainer.training.optim.schedule import OptimSpec
 
 world = mesh.init_process_groups()
 # A width that three ranks do not divide, so that shards are uneven.
-config = STDiT3Config(hidden_size=20, depth=2, num_heads=2, caption_channels=8, model_max_length=6)
+sizes = {"hidden_size": 20, "depth": int(os.environ["DEPTH"]), "num_heads": 2}
+config = STDiT3Config(**sizes, caption_channels=8, model_max_length=6)
 spec = ParallelSpec(sharding=int(os.environ["SIZE"]) or os.environ["SHARDING"])
 alone, shared = STDiT3(config, seed=3), STDiT3(config, seed=3)
 layout = parallelize.parallelize_model(shared, spec, world, torch.float32)
 optim = OptimSpec(weight_decay=0.1, muon=2.0)
-masters = [adamw.masters(alone, with_muon=True), adamw.masters(shared, with_muon=True, world=world)]
+kernel = {"with_muon": True, "in_one_pass": os.environ.get("TRITON_INTERPRET") == "1"}
+masters = [adamw.masters(alone, **kernel), adamw.masters(shared, **kernel, world=world)]
 for step in range(2):
     for number, (name, parameter) in enumerate(adamw.trained(alone).items()):
         draw = torch.Generator().manual_seed(100 * step + number)
@@ -48,13 +50,20 @@ mesh.destroy_process_groups(world)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "sharding", "size"),
-    [(2, "none", 0), (3, "full", 0), pytest.param(4, "hybrid", 2, marks=pytest.mark.soak)],
+    ("ranks", "sharding", "size", "depth", "kernel"),
+    [
+        (2, "none", 0, 2, False),
+        (3, "full", 0, 2, False),
+        pytest.param(4, "hybrid", 2, 2, False, marks=pytest.mark.soak),
+        pytest.param(3, "full", 0, 1, True, marks=pytest.mark.soak),
+        pytest.param(2, "none", 0, 1, True, marks=pytest.mark.soak),
+    ],
 )
 def test_any_number_of_ranks_makes_the_update_of_one(
-    forks: Forks, tmp_path: Path, ranks: int, sharding: str, size: int
+    forks: Forks, tmp_path: Path, ranks: int, sharding: str, size: int, depth: int, kernel: bool
 ) -> None:
-    environment = {"OUT": str(tmp_path), "SHARDING": sharding, "SIZE": str(size)}
+    environment = {"OUT": str(tmp_path), "SHARDING": sharding, "SIZE": str(size), "DEPTH": str(depth)}
+    environment["TRITON_INTERPRET"] = str(int(kernel))
     forks.start(["-c", UPDATES], ranks=ranks, **environment).succeed()
 
     for rank in range(ranks):

@@ -22,7 +22,7 @@ _COLUMNS = 6  # of the table: four addresses, elements, number of the tensor's f
 
 
 @triton.jit
-def _pointers(address, place, WIDE: tl.constexpr):
+def pointers(address, place, WIDE: tl.constexpr):
     """Return pointers to the elements at `place`.
 
     WIDE: they are read four at a time, which a mask, or an address of no 16 bytes, forbids.
@@ -41,9 +41,9 @@ def _elements(
 ):  # fmt: skip
     place = start + tl.arange(0, ELEMENTS)
     mask = None if WIDE else place < size
-    weight, average = _pointers(weight, place, WIDE), _pointers(average, place, WIDE)
-    first, second = _pointers(first, place, WIDE), _pointers(second, place, WIDE)
-    g = tl.load(_pointers(gradient, place, WIDE), mask=mask) * scale
+    weight, average = pointers(weight, place, WIDE), pointers(average, place, WIDE)
+    first, second = pointers(first, place, WIDE), pointers(second, place, WIDE)
+    g = tl.load(pointers(gradient, place, WIDE), mask=mask) * scale
     p = tl.load(weight, mask=mask) * kept
     m = tl.load(first, mask=mask)
     v = tl.load(second, mask=mask)
@@ -64,6 +64,7 @@ def _update_kernel(
     gradients_ptr,  # [tensors] addresses
     owners_ptr,  # [programs] numbers of tensors
     scale,
+    scale_ptr,  # [] float32 instead of `scale`, or None
     kept,  # of a weight after its decay
     size_of_step,
     grow1,  # 1 - beta1
@@ -76,6 +77,8 @@ def _update_kernel(
     TILES: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr)
     program = tl.program_id(0).to(tl.int64)
     owner = tl.load(owners_ptr + program).to(tl.int64)
     row = table_ptr + owner * COLUMNS
@@ -103,17 +106,20 @@ def _update_kernel(
 class Table:
     """Where the tensors of an update lie. Their memory must stay theirs: fill them, never replace it.
 
-    `tensors` are weights, first and second moments and averages, of one order.
+    `tensors` are weights, first and second moments and averages, of one order; Muon's are momenta alone.
     """
 
     tensors: tuple[tuple[Tensor, ...], ...]
-    addresses: Tensor  # [tensors, _COLUMNS] int64, on their device
+    addresses: Tensor  # [tensors, kinds + 2] int64, on their device
     owners: Tensor  # [programs] int32
     tile: tuple[int, int, int]  # tiles of a program, elements of a tile, warps
 
 
 def table(*tensors: Sequence[Tensor]) -> Table:
-    """Return the table of weights, first and second moments and averages, each as many, on one device.
+    """Return the table of several kinds of tensors, each as many, on one device.
+
+    A row has the addresses, one of each kind, the elements and the number of the first program. The AdamW
+    kernel takes weights, first and second moments and averages.
 
     Raises ValueError unless all are contiguous float32.
     """
@@ -141,7 +147,7 @@ def update(
     gradients: Sequence[Tensor],
     *,
     count: int,
-    scale: float,
+    scale: float | Tensor,
     lr: float,
     betas: tuple[float, float],
     eps: float,
@@ -150,18 +156,21 @@ def update(
 ) -> None:
     """Make update number `count`, from 1, in place; a gradient counts `scale` times.
 
-    `gradients` are float32, in the order of the table's tensors.
+    `gradients` are float32, in the order of the table's tensors. `scale` may be a float32 scalar on their
+    device, so that the host need not know it.
     """
     held = [gradient.contiguous() for gradient in gradients]
     # torch.tensor takes four times as long, and the GPU waits.
     places = torch.frombuffer(array("q", [gradient.data_ptr() for gradient in held]), dtype=torch.int64)
     beta1, beta2 = betas
     tiles, elements, warps = table.tile
+    on_device = isinstance(scale, Tensor)
     _update_kernel[(len(table.owners),)](
         table.addresses,
         model_tensors.send(places, table.addresses.device),
         table.owners,
-        scale,
+        1.0 if on_device else scale,
+        scale if on_device else None,
         1 - lr * weight_decay,
         lr / (1 - beta1**count),
         1 - beta1,

@@ -190,7 +190,12 @@ def masters(
         copied=tuple(copied),
         kernel=kernel,
         table=table,
-        matrices=muon.matrices(by_muon, {name: mesh.local_shard(ema[name]) for name in by_muon}, world)
+        matrices=muon.matrices(
+            by_muon,
+            {name: mesh.local_shard(ema[name]) for name in by_muon},
+            world,
+            by_kernel=in_one_pass,
+        )
         if by_muon
         else None,
     )
@@ -202,15 +207,20 @@ def drop_gradients(masters: Masters) -> None:
         parameter.grad = None
 
 
-@torch.no_grad()
 def gradient_norm(masters: Masters) -> float:
     """Return the norm of all gradients together; ranks that share the weights call it together."""
+    return float(device_norm(masters))
+
+
+@torch.no_grad()
+def device_norm(masters: Masters) -> Tensor:
+    """Return what `gradient_norm` returns as a float64 scalar on the device; the host does not wait."""
     held = [
         (mesh.local_shard(parameter.grad), cut)
         for parameter, cut in zip(masters.learns.values(), masters.cuts, strict=True)
         if parameter.grad is not None
     ]
-    return float(_norm([gradient for gradient, _ in held], [cut for _, cut in held]))
+    return _norm([gradient for gradient, _ in held], [cut for _, cut in held])
 
 
 def clip_factor(norm: float, limit: float | None) -> float:
@@ -219,13 +229,25 @@ def clip_factor(norm: float, limit: float | None) -> float:
 
 
 @torch.no_grad()
+def device_clip_factor(norm: Tensor, limit: float | None) -> float | Tensor:
+    """Return what `clip_factor` returns for a norm on the device, as a float32 scalar there.
+
+    Its bits are those that the factor of `clip_factor` has as float32.
+    """
+    if limit is None:
+        return 1.0
+    quotient = torch.full_like(norm, limit) / norm  # a Python number over a tensor is rounded twice
+    return torch.where(norm > limit, quotient, 1.0).float()
+
+
+@torch.no_grad()
 def update(
-    masters: Masters, spec: OptimSpec, *, lr: float, ema_decay: float, clip_factor: float = 1.0
+    masters: Masters, spec: OptimSpec, *, lr: float, ema_decay: float, clip_factor: float | Tensor = 1.0
 ) -> None:
     """Update weights, moments and EMA with `lr` and `spec`'s values, then set the gradients to None.
 
-    Gradients are multiplied by `clip_factor`. EMA = decay·EMA + (1 − decay)·weight; untrained tensors
-    (buffers, frozen parameters) are copied.
+    Gradients are multiplied by `clip_factor`, which may be a float32 scalar on their device. EMA =
+    decay·EMA + (1 − decay)·weight; untrained tensors (buffers, frozen parameters) are copied.
     """
     matrices = masters.matrices
     names = set(matrices.names) if matrices else ()
@@ -265,9 +287,13 @@ def update(
 
 
 def _update_by_torch(
-    masters: Masters, gradients: Sequence[Tensor | None], spec: OptimSpec, lr: float, clip_factor: float
+    masters: Masters,
+    gradients: Sequence[Tensor | None],
+    spec: OptimSpec,
+    lr: float,
+    clip_factor: float | Tensor,
 ) -> None:
-    if clip_factor != 1:
+    if isinstance(clip_factor, Tensor) or clip_factor != 1:
         torch._foreach_mul_([gradient for gradient in gradients if gradient is not None], clip_factor)
     (group,) = masters.optimizer.param_groups
     group.update(lr=lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay)

@@ -10,9 +10,11 @@ The momentum is sharded as the weight is. The matrices are assigned to the ranks
 by one rank, so the result does not depend on the number of ranks.
 """
 
+import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,6 +47,7 @@ class Matrices:
 
     `momenta` are sharded as the weights. `owners`: the rank, of `world`, that orthogonalises each matrix.
     `rows`: of each matrix the first row of every rank's shard, and the number of rows; None: not sharded.
+    `kernel` and its `table` of momenta: None where torch updates.
     """
 
     names: tuple[str, ...]
@@ -55,19 +58,40 @@ class Matrices:
     owners: tuple[int, ...]
     world: World
     rows: tuple[tuple[int, ...], ...] | None
+    kernel: Any | None = None  # trainer.model.kernels.muon
+    table: Any | None = None
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Matrices that lie in each weight."""
         return tuple(map(_num_parts, self.names))
 
+    @property
+    def steps(self) -> tuple[float, ...]:
+        """Size of each weight's update for a learning rate of 1."""
+        return tuple(
+            RMS * math.sqrt(max(height // count, width))
+            for (height, width), count in zip(self.shapes, self.counts, strict=True)
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the updates are computed in and sent as."""
+        on_gpu = self.kernel is not None and self.pieces[0].device.type == "cuda"
+        return torch.bfloat16 if on_gpu else torch.float32
+
 
 def matrices(
-    weights: dict[str, nn.Parameter], averages: Mapping[str, Tensor], world: World = ALONE
+    weights: dict[str, nn.Parameter],
+    averages: Mapping[str, Tensor],
+    world: World = ALONE,
+    *,
+    by_kernel: bool = False,
 ) -> Matrices:
     """Return the matrices of `weights`, with zero momenta; `averages` are their shards of the EMA, by name.
 
-    Sharded weights are assigned to the ranks of a shard group, others over those of `world`.
+    Sharded weights are assigned to the ranks of a shard group, others over those of `world`. `by_kernel`:
+    Triton's kernels update, not torch.
     """
     shapes = [(weight.shape[0], weight.shape[1]) for weight in weights.values()]
     pieces = [mesh.local_shard(weight.detach()) for weight in weights.values()]
@@ -77,15 +101,24 @@ def matrices(
     rows = None
     if group is not None:
         rows = tuple(_first_rows(height, world.size) for height, _ in shapes)
+    momenta = tuple(torch.zeros_like(piece) for piece in pieces)
+    kernel = table = None
+    if by_kernel:
+        # Imported here, as only machines with a GPU have Triton.
+        kernel = importlib.import_module("trainer.model.kernels.muon")
+        tables = importlib.import_module("trainer.model.kernels.adamw")
+        table = tables.table(momenta, pieces, [averages[name] for name in weights])
     return Matrices(
         names=tuple(weights),
         shapes=tuple(shapes),
         pieces=tuple(pieces),
-        momenta=tuple(torch.zeros_like(piece) for piece in pieces),
+        momenta=momenta,
         averages=tuple(averages[name] for name in weights),
         owners=owners_of(shapes, world.size),
         world=world,
         rows=rows,
+        kernel=kernel,
+        table=table,
     )
 
 
@@ -114,7 +147,7 @@ def update(
     lr: float,
     weight_decay: float,
     ema_decay: float,
-    scale: float = 1.0,
+    scale: float | Tensor = 1.0,
 ) -> None:
     """Update weights, momenta and averages in place; a gradient counts `scale` times.
 
@@ -123,36 +156,81 @@ def update(
     if not held.names:
         return
     momenta, pieces = list(held.momenta), list(held.pieces)
-    given = [
-        torch.zeros_like(piece) if gradient is None else gradient
-        for piece, gradient in zip(pieces, gradients, strict=True)
-    ]
-    if scale != 1:
+    both = zip(pieces, gradients, strict=True)
+    given = [torch.zeros_like(piece) if gradient is None else gradient for piece, gradient in both]
+    steps, kept = [-lr * step for step in held.steps], 1 - lr * weight_decay
+    if held.kernel is not None:
+        _update_by_kernel(held, given, steps, kept=kept, ema_decay=ema_decay, scale=scale)
+        return
+    if isinstance(scale, Tensor) or scale != 1:
         torch._foreach_mul_(given, scale)
     torch._foreach_lerp_(momenta, given, 1 - MOMENTUM)
     torch._foreach_lerp_(given, momenta, MOMENTUM)  # Nesterov's look ahead
     if weight_decay:
-        torch._foreach_mul_(pieces, 1 - lr * weight_decay)
-    found = _whole_updates(held, given)
-    sizes = [
-        RMS * math.sqrt(max(height // count, width))
-        for (height, width), count in zip(held.shapes, held.counts, strict=True)
-    ]
-    torch._foreach_mul_(found, [-lr * size for size in sizes])
+        torch._foreach_mul_(pieces, kept)
+    found = _whole_updates(held, given, orthogonalised)
+    torch._foreach_mul_(found, steps)
     torch._foreach_add_(pieces, found)
     torch._foreach_lerp_(list(held.averages), pieces, 1 - ema_decay)
 
 
-def _whole_updates(held: Matrices, given: list[Tensor]) -> list[Tensor]:
-    """Return this rank's shards of the orthogonalised `given`, which are its shards of all matrices."""
+def _update_by_kernel(
+    held: Matrices,
+    given: list[Tensor],
+    steps: Sequence[float],
+    *,
+    kept: float,
+    ema_decay: float,
+    scale: float | Tensor,
+) -> None:
+    """Make the update by the kernels; `steps` is what each weight's orthogonal update counts."""
+    kernel = held.kernel
+    assert kernel is not None
+    given = [gradient.contiguous() for gradient in given]
+    kernel.lead(held.table, given, kept=MOMENTUM, scale=scale)
+    weights, averages, counts = list(held.pieces), list(held.averages), held.counts
+    if held.world.size == 1:
+        updates = _by_kernel(held, _parts(given, counts))
+        weights, averages = _parts(weights, counts), _parts(averages, counts)
+        steps = [step for step, count in zip(steps, counts, strict=True) for _ in range(count)]
+    else:
+
+        def whole(wholes: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+            found = iter(_by_kernel(held, _parts(wholes, counts)))
+            return [torch.cat([next(found) for _ in range(count)]) for count in counts]
+
+        updates = _whole_updates(held, given, whole)
+    kernel.apply(weights, averages, updates, steps, kept=kept, ema_decay=ema_decay)
+
+
+def _parts(tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+    """Return the matrices that lie in each of `tensors`."""
+    return [part for one, count in zip(tensors, counts, strict=True) for part in one.chunk(count)]
+
+
+def _by_kernel(held: Matrices, matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Return what `orthogonalised` returns for matrices of their own, in `held.dtype`."""
+    assert held.kernel is not None
+    words: dict[str, Any] = {"steps": NUM_STEPS, "coefficients": STEPS, "most_elements": CHUNK_ELEMENTS}
+    return list(held.kernel.orthogonalised(matrices, dtype=held.dtype, **words))
+
+
+def _whole_updates(
+    held: Matrices,
+    given: list[Tensor],
+    orthogonalise: Callable[[Sequence[Tensor], Sequence[int]], list[Tensor]],
+) -> list[Tensor]:
+    """Return this rank's shards of the orthogonalised `given`, which are its shards of all matrices.
+
+    `orthogonalise` gets whole weights and the number of matrices in each.
+    """
     mine = [number for number, owner in enumerate(held.owners) if owner == held.world.rank]
     if held.world.size == 1:
-        return orthogonalised(given, held.counts)
+        return orthogonalise(given, held.counts)
+    counts = [held.counts[number] for number in mine]
     if held.rows is None:
-        done = orthogonalised([given[number] for number in mine], [held.counts[number] for number in mine])
-        return _sent_to_all(held, done, given)
-    wholes = _gathered(held, given, mine)
-    done = orthogonalised(wholes, [held.counts[number] for number in mine])
+        return _sent_to_all(held, orthogonalise([given[number] for number in mine], counts), given)
+    done = orthogonalise(_gathered(held, given, mine), counts)
     return _scattered(held, done, given, mine)
 
 
@@ -164,7 +242,7 @@ def _sent_to_all(held: Matrices, done: list[Tensor], like: list[Tensor]) -> list
         if not theirs:
             continue
         sizes = [like[number].numel() for number in theirs]
-        flat = like[0].new_empty(sum(sizes))
+        flat = like[0].new_empty(sum(sizes), dtype=held.dtype)
         if owner == held.world.rank:
             torch.cat([one.flatten() for one in done], out=flat)
         dist.broadcast(flat, src=_global_rank(held.world, owner), group=held.world.group)
@@ -218,10 +296,10 @@ def _scattered(held: Matrices, done: list[Tensor], like: list[Tensor], mine: lis
         [one[rows[number][rank] : rows[number][rank + 1]] for number, one in zip(mine, done, strict=True)]
         for rank in range(size)
     ]
-    empty = like[0].new_empty(0)
+    empty = like[0].new_empty(0, dtype=held.dtype)
     flat = torch.cat([empty, *(shard.flatten() for row in shards for shard in row)])
     sizes = [[like[number].numel() for number in numbers] for numbers in by_owner]
-    into = like[0].new_empty(sum(map(sum, sizes)))
+    into = empty.new_empty(sum(map(sum, sizes)))
     dist.all_to_all_single(
         into,
         flat,

@@ -105,9 +105,25 @@ class Run:
         self.facts = measure.facts(recipe.clips, recipe.batch, data.device)
         _, *self.shape = data.held.latents.shape
         self.order = hashlib.sha256()
+        self._unchecked: tuple[int, Callable[[], Tensor]] | None = None
+        self._side: Any = None  # stream on which inputs are sent and encoded beside the step before
+        if data.device.type == "cuda":
+            self._side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._side.wait_stream(torch.cuda.current_stream())
 
     def inputs(self, drawn: batches.Draws) -> Inputs:
         """Return the step's tensors on the device."""
+        if self._side is None:
+            return self._inputs(drawn)
+        with torch.cuda.stream(self._side):
+            given = self._inputs(drawn)
+        current = torch.cuda.current_stream()
+        current.wait_stream(self._side)
+        for tensor in given.values():
+            tensor.record_stream(current)
+        return given
+
+    def _inputs(self, drawn: batches.Draws) -> Inputs:
 
         def sent(tensor: Tensor) -> Tensor:
             return tensors.send(tensor, self.device)
@@ -143,18 +159,31 @@ class Run:
             drawn = following or drawn
 
     def _update(self, number: int) -> None:
-        """Update the weights from the gradient that the masters hold; `number` counts updates from 0."""
+        """Update the weights from the gradient that the masters hold; `number` counts updates from 0.
+
+        The host reads the gradient's norm after it has issued the next update, so the device never waits for
+        the host.
+        """
         spec = self.recipe.optim
-        norm = adamw.gradient_norm(self.masters)
-        if not math.isfinite(norm):
-            raise StateError(f"step {number + 1}: the gradient's norm is {norm}; lower optim.lr.")
+        norm = adamw.device_norm(self.masters)
+        fetched = tensors.fetch(norm)
         adamw.update(
             self.masters,
             spec,
             lr=schedule.learning_rate(spec, number, self.recipe.steps),
             ema_decay=self.recipe.ema_decay,
-            clip_factor=adamw.clip_factor(norm, spec.grad_clip),
+            clip_factor=adamw.device_clip_factor(norm, spec.grad_clip),
         )
+        self.check_norm()
+        self._unchecked = number, fetched
+
+    def check_norm(self) -> None:
+        """Raise StateError if the norm of the last unchecked gradient is not finite."""
+        if self._unchecked is None:
+            return
+        (number, fetched), self._unchecked = self._unchecked, None
+        if not math.isfinite(norm := float(fetched())):
+            raise StateError(f"step {number + 1}: the gradient's norm is {norm}; lower optim.lr.")
 
     def flops(self, drawn: batches.Draws) -> int:
         """Return the model FLOPs of a step."""
@@ -223,6 +252,7 @@ class Run:
                 continue
             self.wait()
             so_far.seconds += time.perf_counter() - began
+            self.check_norm()
             now = meter.joules()
             if now is not None and joules is not None:
                 so_far.joules = (so_far.joules or 0.0) + now - joules

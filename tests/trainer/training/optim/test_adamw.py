@@ -10,6 +10,7 @@ from torch import nn
 from trainer.training.optim.adamw import (
     Masters,
     clip_factor,
+    device_clip_factor,
     gradient_norm,
     masters,
     moments,
@@ -182,3 +183,18 @@ def test_an_update_clips_the_gradients_by_their_common_norm() -> None:
     assert float(norm(firsts)) == pytest.approx(0.1 * 0.5)  # 1 - beta1 of what was clipped
     assert all(parameter.grad is None for parameter in model.parameters())
     assert clip_factor(before, None) == clip_factor(before, 2 * before) == 1.0
+
+
+@pytest.mark.parametrize("limit", [None, 1.0, 0.3, 1e9])
+def test_the_clip_factor_on_the_device_has_the_bits_of_the_hosts(limit: float | None) -> None:
+    for seed in range(50):
+        norm = torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 3
+        given = torch.randn(40, generator=torch.Generator().manual_seed(seed + 1))
+
+        factor = device_clip_factor(norm, limit)
+
+        wanted, found = [given.clone()], [given.clone()]
+        torch._foreach_mul_(wanted, clip_factor(float(norm), limit))
+        torch._foreach_mul_(found, factor)
+        assert torch.equal(wanted[0], found[0])
+        assert float(factor) == float(torch.tensor(clip_factor(float(norm), limit)))

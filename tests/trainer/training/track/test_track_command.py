@@ -248,3 +248,24 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InputError, match="is not a record of the track"):
             record.read_record(path)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_and_names_its_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The host reads a norm after the next update; no line of the log may come in between."""
+    wanted, lines = recipe(tmp_path, "steps=2", "model.depth=1"), []
+    one = run.Run(wanted, run.load_data(wanted, torch.device("cpu")), graphs=False)
+    inputs = one.inputs
+
+    def broken(drawn: Any) -> Any:
+        given = inputs(drawn)
+        given["latents"][0, 0, 0, 0, 0] = math.nan if len(calls) == 1 else 0.0
+        calls.append(drawn)
+        return given
+
+    calls: list[Any] = []
+    monkeypatch.setattr(one, "inputs", broken)
+    with pytest.raises(StateError, match=r"step 2: the gradient's norm is nan; lower optim.lr"):
+        one.train(lines.append)
+    assert lines == []
