@@ -38,6 +38,7 @@ REST_LR = 1e-3  # of what AdamW updates beside Muon
 FACTORS = (1.0, 2.0, 4.0)
 SWEEP_STEPS, TIMED_STEPS = 200, 30
 SHARE, FINISH = 0.5, 0.17
+RUN_SECONDS, PROMPT_SECONDS = 2.0, 0.1  # of a run beside its steps and validations, as seen on an H200
 
 
 def arm(recipe: TrackRecipe, name: str, factor: float, settings: Sequence[str] = ()) -> TrackRecipe:
@@ -78,6 +79,7 @@ def timed(recipe: TrackRecipe, data: track.Data, graphs: bool) -> dict[str, Any]
         marks.append(time.perf_counter())
     one.wait()
     steps = len(marks) // 2
+    one.validate()  # builds what validation needs
     began = time.perf_counter()
     loss = one.validate()
     return {
@@ -184,7 +186,7 @@ def main() -> None:
         answer["timed"][name]["step_seconds"] * every + answer["timed"][name]["validation_seconds"]
         for name in names
     ) * len(given.seeds)
-    fixed = len(given.seeds) * sum(answer["timed"][name]["warm_up_seconds"] / 3 + 6 for name in names)
+    fixed = len(given.seeds) * len(names) * (RUN_SECONDS + PROMPT_SECONDS * recipe.target.prompts)
     fits = int((given.budget_seconds - passed() - fixed) / each)
     steps = max(every, min(recipe.steps, fits * every)) if device.type == "cuda" else recipe.steps
     recipe = recipe.model_copy(update={"steps": steps})
