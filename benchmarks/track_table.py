@@ -97,7 +97,9 @@ def main() -> None:
     if given.enter:
         kept = json.loads(given.enter.read_text())
         name = kept["device"].lower().replace(" ", "-")
-        (RECORDS / f"arms-{name}-{kept['steps']}.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")
+        (RECORDS / f"arms-{name}-{kept['steps']}.json").write_text(
+            json.dumps(kept, separators=(",", ":")) + "\n"
+        )
     records = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("arms-*.json"))]
     text = PAGE.read_text(encoding="utf-8")
     made = page(text, records)
