@@ -187,7 +187,7 @@ ROOMS = {
     ),
     "trainer.__main__": (
         "trainer.cli trainer.recipe trainer.report.preview trainer.train trainer.training "
-        "trainer.training.preflight"
+        "trainer.training.preflight vidcurate.storage"
     ),
 }
 FREE = {"vidcurate", "vidcurate.errors"}

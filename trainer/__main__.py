@@ -31,6 +31,7 @@ from pathlib import Path
 from trainer.cli import commands, exit_codes, training_arguments
 from trainer.report.preview import environment
 from vidcurate.errors import StateError
+from vidcurate.storage.standard_streams import open_standard_streams
 
 # torch reads this when it is loaded, below: with spinning OpenMP threads, the decode workers of a small
 # machine starve (a step took 4 times as long, docs/decisions.md).
@@ -112,6 +113,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    open_standard_streams()
     try:
         return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except ModuleNotFoundError as error:

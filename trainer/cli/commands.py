@@ -4,6 +4,7 @@ Results are printed to stdout, progress to stderr. An error of the project is on
 """
 
 import argparse
+import errno
 import gc
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import exit_codes
-from vidcurate.errors import VidcurateError
+from vidcurate.errors import VidcurateError, printable
 
 INTERRUPTED = "interrupted; the same command continues"
 # Python's option that leaves the working directory out of the module search path, where this process has it.
@@ -51,18 +52,26 @@ def add_traceback(to: argparse.ArgumentParser) -> None:
 def run_short_command(act: Callable[[], None]) -> int:
     """Run a command and return its exit code: 0, or that of the project's error, printed as one line.
 
-    Also 1 where the reader closes stdout early (`… | head`).
+    Also 1 where the reader closes stdout early (`… | head`), or stdout is a file on a full disk.
     """
     try:
         act()
         sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        return _failed(error)
     except VidcurateError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    return 0
+    return exit_codes.DONE
+
+
+def _failed(error: OSError) -> int:
+    """Print an error of a file or of stdout in one line, nothing where the reader left; return 1."""
+    if not isinstance(error, BrokenPipeError):
+        name = printable(str(error.filename or "stdout"))
+        print(f"error: {name}: {error.strerror or error}.", file=sys.stderr, flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes it
+    return 1
 
 
 def run_long_command(
@@ -74,7 +83,9 @@ def run_long_command(
     """
     try:
         with interrupts(signal.default_int_handler):
-            return act(given)
+            code = act(given)
+            sys.stdout.flush()
+            return code
     except KeyboardInterrupt:
         print(f"{INTERRUPTED} {resumes}.", file=sys.stderr)
         return exit_codes.INTERRUPTED
@@ -83,6 +94,10 @@ def run_long_command(
             raise
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except OSError as error:
+        if given.traceback or not (error.filename or error.errno in (errno.EPIPE, errno.ENOSPC)):
+            raise  # of a device or the network: the place says which
+        return _failed(error)
 
 
 def end_at_once(number: int, frame: object) -> None:

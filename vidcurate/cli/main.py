@@ -25,18 +25,25 @@ from vidcurate.cli import shards as shards
 from vidcurate.cli import trainer_commands as trainer_commands
 from vidcurate.cli.common import app as app
 from vidcurate.errors import StorageError, VidcurateError, printable
+from vidcurate.storage.standard_streams import open_standard_streams
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
+    open_standard_streams()
     try:
-        app(args=given, prog_name="vidcurate")
+        try:
+            app(args=given, prog_name="vidcurate")
+        except SystemExit:
+            sys.stdout.flush()  # here, where a full disk or a reader that left is one line
+            raise
     except (VidcurateError, OSError) as error:
         if "--traceback" in given:
             raise
+        if isinstance(error, OSError) and not error.filename:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes it
         if isinstance(error, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         if not isinstance(error, VidcurateError):
             name = f"{error.filename}: " if error.filename else ""

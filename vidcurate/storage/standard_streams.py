@@ -1,0 +1,27 @@
+"""Standard streams of a command: open, and able to print any text.
+
+A daemon, cron or `>&-` may start a command with stdin, stdout or stderr closed. The next file that the
+process opens would get the free number, and what a child prints would land in that file.
+"""
+
+import io
+import os
+import sys
+
+
+def open_standard_streams() -> None:
+    """Open closed standard streams on /dev/null; print letters that the locale lacks as escapes.
+
+    Call once, when a command starts.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
