@@ -261,7 +261,10 @@ def main() -> None:
         write_cost_table(given.cost_table, measured_on, *clip_costs(recipe, machine))
 
     float8_steps = measured_steps(table, "float8")
-    in_float8 = dataclasses.replace(machine, cost=fit(float8_steps)) if float8_steps else None
+    in_float8 = None
+    if float8_steps:
+        form = Form(fast=True, float8=True)
+        in_float8 = dataclasses.replace(machine, cost=fit(float8_steps), form=form)
     found = {stage.name: project(stage, recipe, machine, in_float8, rates, given) for stage in recipe.stages}
     keep(given.out, as_rows(found, f"{table[0]['hardware']}, projected"))
 
