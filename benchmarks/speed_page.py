@@ -52,6 +52,7 @@ def beside_table(found: Figures) -> str:
 def step_table(found: Figures) -> str:
     """Return a line for each shape; without clock and power where they were not measured."""
     lines, has_power = [], any(metric.endswith("_sm_mhz") for metric in found)
+    newest = max(row["date"] for row in found.values())
     for shape in shapes(found):
         rate, tflops = found[f"{shape}_tokens_per_s"], found[f"{shape}_tflops"]
         peak = found.get(f"{shape}_peak_gib")
@@ -63,9 +64,10 @@ def step_table(found: Figures) -> str:
             if has_power
             else []
         )
+        is_older = rate["date"] != newest
         lines.append(
             [
-                to_text(shape),
+                to_text(shape) + f" (of {rate['date']})" * is_older,
                 f"{rate['value']:,.0f}",
                 rate["goal"].removeprefix(">= ") or "none",
                 f"{rate['peer_value']:,.0f}",
@@ -114,7 +116,7 @@ def beside_words(found: Figures) -> str:
     lines = beside_table(found)
     return lines and (
         "With `precision: float8`; and captions of 125 tokens, one in ten dropped, by their true lengths "
-        f"(each ratio is of one GPU and one run):\n\n{lines}"
+        f"(each ratio is of one GPU and one run; packed captions and images of 2026-11-23):\n\n{lines}"
     )
 
 
@@ -158,6 +160,8 @@ def run_table(found: Figures) -> str:
                 f"{ahead['peer_value']:,.0f}",
             ]
         )
+    if row := found.get("gpu_hours_ahead_48_ranks_float8"):
+        ways.append(["48 ranks, float8", f"{row['value']:,.0f}", "", f"{ways[0][-1]}"])
     return f"{stages}\n\n" + table(
         ["all three, with waiting", "precomputed", "online", "published (H100)"], ways
     )
