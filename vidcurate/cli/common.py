@@ -139,7 +139,8 @@ RecipeFile = Annotated[
 
 def spec_of(model: type[S], file: Path | None, settings: list[str] | None, /, **given: Any) -> S:
     """Return the stage's settings from a recipe file, --set and other command-line options."""
-    every = [*_as_settings(given), *(settings or [])]
+    every = [f"{name}={json.dumps(value, default=str)}" for name, value in given.items() if value is not None]
+    every += settings or []
     if file is not None:
         return recipes.load(file, model, settings=every)
     return recipes.parse("", model, where="--set", settings=every)
@@ -159,10 +160,6 @@ def executor_of(
             engine="ray", num_workers=workers or ray_actors.num_cpus(), part=found, merge=merge
         )
     return ExecutorSpec(num_workers=workers or usable_cpus(), part=found, merge=merge)
-
-
-def _as_settings(given: dict[str, Any]) -> list[str]:
-    return [f"{name}={json.dumps(value, default=str)}" for name, value in given.items() if value is not None]
 
 
 def _cell(value: Any) -> str:

@@ -126,8 +126,8 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "newest_before": newest(run),
     }
     if request["is_dry_run"]:
-        workers = [_json_of_worker(process, ranks) for process in _workers(ranks, before)]
-        yield document | {"would_end": [rank.to_json() for rank in ranks] + workers}
+        workers = [Ending(process=each, what=_whose(each, ranks)) for each in _workers(ranks, before)]
+        yield document | {"would_end": [ending.to_json() for ending in (*ranks, *workers)]}
         return
     held = _gpus_of(ranks, before)
     ended: list[Ending] = []
@@ -193,10 +193,6 @@ def _other(record: process_records.ProcessRecord, all_of: dict[int, Process], ru
 def _workers(ranks: Sequence[Ending], all_of: dict[int, Process]) -> list[Process]:
     mine = {rank.process.pid for rank in ranks}
     return [process for process in node_processes.below(mine, all_of) if process.state not in "ZX"]
-
-
-def _json_of_worker(process: Process, ranks: Sequence[Ending]) -> dict[str, Any]:
-    return Ending(process=process, what=_whose(process, ranks)).to_json()
 
 
 def _whose(process: Process, ranks: Sequence[Ending]) -> str:

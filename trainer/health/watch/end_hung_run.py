@@ -49,10 +49,6 @@ class Claim:
     time: float
 
 
-def _me() -> str:
-    return f"{process_table.host_name()}-{os.getpid()}"
-
-
 def _write(path: Path, values: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_file.put(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n", is_flushed=False)
@@ -89,7 +85,7 @@ def claim(
         host=host,
         seconds=round(seconds, 1),
         folder=folder,
-        writer=_me(),
+        writer=f"{process_table.host_name()}-{os.getpid()}",
         time=round(time.time(), 3),
     )
     path = now_path(run)

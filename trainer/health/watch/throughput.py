@@ -45,7 +45,7 @@ class Stopwatch:
     def mark(self) -> None:
         """Say that a micro-batch is over, as far as the host is concerned."""
         if self._on_gpu:
-            self._events.append(_event())
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
             self._events[-1].record()
         else:
             self._marks.append(time.perf_counter())
@@ -56,10 +56,6 @@ class Stopwatch:
             return [end - begin for begin, end in itertools.pairwise(self._marks)]
         self._events[-1].synchronize()
         return [begin.elapsed_time(end) / 1e3 for begin, end in itertools.pairwise(self._events)]
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def rank_seconds(own: Sequence[OwnSeconds]) -> dict[str, object]:

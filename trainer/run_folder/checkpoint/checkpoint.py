@@ -120,7 +120,8 @@ def save(
                 if not (partial / name).is_file():
                     raise OSError(f"{name} of rank {rank} is not here; the ranks need one common file system")
             files |= theirs
-        manifest = {"format": FORMAT, "step": step, "files": files, "versions": _versions()}
+        versions = {"vidcurate": __version__, "torch": torch.__version__}
+        manifest = {"format": FORMAT, "step": step, "files": files, "versions": versions}
         atomic_file.put(partial / "manifest.json", _json(manifest))
         for folder in (*(partial / name for name in tensors), partial):
             atomic_file.fsync_folder(folder)
@@ -144,10 +145,6 @@ def save(
 def _facts(path: Path, digest: str) -> dict[str, Any]:
     """Return the manifest's entry of a file."""
     return {"size_bytes": path.stat().st_size, "sha256": digest}
-
-
-def _versions() -> dict[str, str]:
-    return {"vidcurate": __version__, "torch": torch.__version__}
 
 
 def _put(partial: Path, final: Path) -> None:

@@ -78,7 +78,8 @@ def run_own_scores(
     paths = scored["video_path"].drop_nulls().unique(maintain_order=True).to_list() if needs_frames else []
     origin = table.Provenance(
         stage=STAGE,
-        settings={"scores": [_lasting(score) for score in scores]},
+        # Where a score's file lies does not decide its values.
+        settings={"scores": [asdict(score) | {"source": Path(score.source).name} for score in scores]},
         inputs={
             previous: table.digest(source),
             **({"videos": download.digest(videos, paths)} if needs_frames and videos is not None else {}),
@@ -110,11 +111,6 @@ def run_own_scores(
         table.write(clips.select("clip_id").hstack(columns), target, origin, words=words)
     remove_parts(parts)
     return _summary(target, up_to_date)
-
-
-def _lasting(score: OwnScore) -> dict[str, Any]:
-    """Return what decides a score's values: not where its file lies."""
-    return asdict(score) | {"source": Path(score.source).name}
 
 
 def _is_sound(clips: pl.DataFrame) -> pl.Series:

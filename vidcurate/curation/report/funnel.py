@@ -127,10 +127,6 @@ def _probed(checked: pl.LazyFrame) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _scored(checked: pl.LazyFrame) -> str:
-    return ", ".join(_counts(checked, "noun_engine"))
-
-
 def _copies(checked: pl.LazyFrame) -> str:
     if "duplicate_cluster" not in checked.collect_schema():
         return ""
@@ -148,7 +144,7 @@ def _models(checked: pl.LazyFrame) -> str:
 _SAID: dict[str, Callable[[pl.LazyFrame], str]] = {
     "ingest": lambda checked: "",
     "probe": _probed,
-    "score": _scored,
+    "score": lambda checked: ", ".join(_counts(checked, "noun_engine")),
     "frames": lambda checked: _as_text(_counts(checked, "frames_status")),
     "models": _models,
     "own_scores": lambda checked: _as_text(_counts(checked, "own_scores_status")),

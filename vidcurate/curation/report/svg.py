@@ -22,6 +22,9 @@ svg .grid { stroke: var(--line); } svg .axis { stroke: var(--soft); }
 """
 
 
+_PX_PER_LETTER = 7.5  # of a label, about
+
+
 def shown(value: float) -> str:
     """Format a number for readers: thousands separators, at most three significant decimals."""
     if value == 0 or not math.isfinite(value):
@@ -53,13 +56,13 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     return [float(f"{step * number:.12g}") for number in range(first, last + 1)]
 
 
-def spaced(marks: Sequence[float], scale: Scale, px_per_letter: float = 7.5) -> list[float]:
+def spaced(marks: Sequence[float], scale: Scale) -> list[float]:
     """Return every mark, or every 2nd, 3rd …, so that no label of `shown` reaches the next one."""
     for step in range(1, len(marks) + 1):
         chosen = list(marks[::step])
-        widths = [px_per_letter * len(shown(mark)) for mark in chosen]
+        widths = [_PX_PER_LETTER * len(shown(mark)) for mark in chosen]
         if all(
-            scale(right) - scale(left) > (before + after) / 2 + px_per_letter
+            scale(right) - scale(left) > (before + after) / 2 + _PX_PER_LETTER
             for left, right, before, after in zip(chosen, chosen[1:], widths, widths[1:], strict=False)
         ):
             return chosen

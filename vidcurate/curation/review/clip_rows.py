@@ -67,10 +67,6 @@ def stable_order(values: NDArray[np.float64]) -> Places:
     return (np.sort(key) % max(len(order), 1)).astype(np.uint32)
 
 
-def _has_ingest(run: Path) -> bool:
-    return table.stage_path(run, STAGES[0]).exists()
-
-
 class ClipRows:
     """The newest table of a run, one row per clip, with the verdict columns of `facts.verdicts`.
 
@@ -83,7 +79,8 @@ class ClipRows:
         self.stage = table.newest_stage(run)
         frame, self.is_filtered = facts.verdicts(table.scan(run, self.stage))
         self._frame = facts.with_unwritten(run, frame)
-        self._words = table.column_words(table.stage_path(run, STAGES[0])) if _has_ingest(run) else {}
+        ingested = table.stage_path(run, STAGES[0])
+        self._words = table.column_words(ingested) if ingested.exists() else {}
         self.schema: dict[str, pl.DataType] = dict(self._frame.collect_schema())
         self.height: int = self._frame.select(pl.len()).collect().item()
         self._columns: dict[str, pl.Series] = {}

@@ -144,15 +144,14 @@ class DecisionBook:
         numbers = {
             name: value
             for name, value in rows.row(wanted.row).items()
-            if name in rows.schema and rows.schema[name].is_numeric() and self._shows(name)
+            if name in rows.schema
+            and rows.schema[name].is_numeric()
+            and (self._blind is None or name in SHOWN)
         }
         rule = None if self._blind is not None else rows.column("reject_rule")[wanted.row]
         decision = _decision(wanted, self.reviewer, self._blind, Seen(rule=rule, scores=numbers))
         number = append_decision(self._run, decision)
         return {"number": number, "decision": self.of(wanted.clip_id)}
-
-    def _shows(self, name: str) -> bool:
-        return self._blind is None or name in SHOWN
 
     def undo(self, wanted: UndoRequest) -> dict[str, Any]:
         """Take back a decision of this reviewer and return the clip's id and what is decided on it now.

@@ -122,7 +122,8 @@ def _cut(task: dict[str, Any], spec: ExtractSpec) -> dict[str, Any]:
             )
         difference = check(cut, source, max_difference=spec.max_first_frame_difference)
     except MediaError as error:
-        return {"extract_status": error.kind, "extract_problem": f"{source.name}: {_without(source, error)}"}
+        name = f"{source.name}: "
+        return {"extract_status": error.kind, "extract_problem": name + str(error).removeprefix(name)}
     name = f"{task['key']}.{cut.extension}"
     path = Path(task["folder"]) / name
     with atomic_file.storage_errors(path):
@@ -138,10 +139,6 @@ def _cut(task: dict[str, Any], spec: ExtractSpec) -> dict[str, Any]:
         "file_size_bytes": len(cut.payload),
         **facts,
     }
-
-
-def _without(source: Path, error: MediaError) -> str:
-    return str(error).removeprefix(f"{source.name}: ")
 
 
 def _lost(task: dict[str, Any], loss: Loss) -> dict[str, Any]:

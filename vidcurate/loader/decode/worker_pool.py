@@ -171,7 +171,8 @@ class DecodePool:
                     else:
                         self._receive(ready)
                 for worker in [worker for worker in self._workers if worker.is_late]:
-                    self._kill_late(worker)
+                    last = worker_heartbeat.read_heartbeat(worker.page, worker.process.pid, ask=True)
+                    self._drop(worker, "deadline", last)
         except BaseException as error:  # noqa: BLE001 - `_end` raises it in the threads that wait for clips
             with self._lock:
                 self._error = error
@@ -260,11 +261,6 @@ class DecodePool:
                 job.future.set_result(message["caption"])
             except VidcurateError as error:
                 job.future.set_exception(error)
-
-    def _kill_late(self, worker: _Worker) -> None:
-        self._drop(
-            worker, "deadline", worker_heartbeat.read_heartbeat(worker.page, worker.process.pid, ask=True)
-        )
 
     def _kill(self, worker: _Worker) -> None:
         self._selector.kill(worker, _KILL_SECONDS)
