@@ -10,6 +10,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ import numpy as np
 from vidcurate.curation.demo_data import damage
 from vidcurate.curation.demo_data.choose import Clip, plan_clips
 from vidcurate.curation.demo_data.scene import MOTIONS, caption, render_clip
-from vidcurate.errors import InputError, StorageError
+from vidcurate.errors import InputError, StageError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.media import encode
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, lock
 
 TRUTH, CAPTIONS, VIDEOS = "truth.json", "captions.csv", "videos"
 FORMAT = "vidcurate-demo-1"
@@ -152,7 +153,8 @@ def write_demo_data(
     """Write OUT/captions.csv, OUT/videos/ and OUT/truth.json with `clips` files, and return what they hold.
 
     truth.json has for each file the scene (see `scene_from`), the caption and the planted defects. Raises
-    InputError for fewer than 10 clips or a folder with other content, StorageError for a failed write.
+    InputError for fewer than 10 clips or a folder with other content, StageError while another command writes
+    the folder, StorageError for a failed write.
     """
     if clips < 10:
         raise InputError(f"clips is {clips}; demo data has at least 10.")
@@ -160,10 +162,17 @@ def write_demo_data(
     truth = _truth(plan, seed)
     was_there = _is_ours(out, truth) and (out / CAPTIONS).is_file()
     videos, making = out / VIDEOS, out / _MAKING
-    todo = [(number, clip) for number, clip in enumerate(plan) if not (videos / clip.name).is_file()]
-    try:
+
+    def busy(holder: str) -> StageError:
+        return StageError(
+            f"{out}: another demo-data ({holder}) is writing here. Wait until that command ends."
+        )
+
+    with ExitStack() as held, atomic_file.storage_errors(out):
+        videos.mkdir(parents=True, exist_ok=True)
+        held.enter_context(lock.exclusive(out, wait=False, busy=busy, is_required=False))
+        todo = [(number, clip) for number, clip in enumerate(plan) if not (videos / clip.name).is_file()]
         if todo or not was_there:
-            videos.mkdir(parents=True, exist_ok=True)
             making.mkdir(exist_ok=True)
             atomic_file.put(out / TRUTH, truth)
             for done, (number, clip) in enumerate(todo):
@@ -173,8 +182,6 @@ def write_demo_data(
             atomic_file.put(out / CAPTIONS, _table(plan))
         progress(len(plan), len(plan), "clips")
         size_bytes = sum((videos / clip.name).stat().st_size for clip in plan)
-    except OSError as error:
-        raise StorageError(f"{out}: cannot be written ({error.strerror or error}).") from error
     planted = Counter(clip.planted for clip in plan if clip.planted)
     return DemoSummary(
         metadata=str(out / CAPTIONS),

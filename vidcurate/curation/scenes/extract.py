@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require, sample_keys
 from vidcurate.curation.scenes.spec import ExtractSpec
 from vidcurate.errors import InputError, MediaError
@@ -203,26 +203,27 @@ def run_extract(
     clips = clips.filter(pl.col("video_path").is_not_null())
     tasks = _tasks(clips, videos, out)
     origin, target = _origin(clips, tasks, spec), out / "clips.parquet"
-    there = _there(target, origin, out)
-    todo = [number for number in range(len(tasks)) if number not in there]
-    if todo or not table.is_up_to_date(target, origin):
-        (out / "videos").mkdir(parents=True, exist_ok=True)
-        parts = out / f".extract-{hashlib.sha256(f'{origin.to_json()}{todo}'.encode()).hexdigest()[:16]}"
-        made = map_clips.map_clips(
-            partial(_cut, spec=spec),
-            [tasks[number] for number in todo],
-            on_lost=_lost,
-            time_limit_seconds=spec.time_limit_seconds,
-            num_workers=num_workers,
-            chunk_size=_CLIPS_AT_ONCE,
-            parts=parts,
-            progress=progress,
-        )
-        every = there | dict(zip(todo, made, strict=True))
-        rows = [{"video_path": f"{task['key']}.mp4", **every[n]} for n, task in enumerate(tasks)]
-        table.write(_with_clips(clips, rows), target, origin)
-        remove_parts(parts)
-    return _summary(target, sum(row["extract_status"] == "ok" for row in there.values()))
+    with run_lock.alone(out):
+        there = _there(target, origin, out)
+        todo = [number for number in range(len(tasks)) if number not in there]
+        if todo or not table.is_up_to_date(target, origin):
+            (out / "videos").mkdir(parents=True, exist_ok=True)
+            parts = out / f".extract-{hashlib.sha256(f'{origin.to_json()}{todo}'.encode()).hexdigest()[:16]}"
+            made = map_clips.map_clips(
+                partial(_cut, spec=spec),
+                [tasks[number] for number in todo],
+                on_lost=_lost,
+                time_limit_seconds=spec.time_limit_seconds,
+                num_workers=num_workers,
+                chunk_size=_CLIPS_AT_ONCE,
+                parts=parts,
+                progress=progress,
+            )
+            every = there | dict(zip(todo, made, strict=True))
+            rows = [{"video_path": f"{task['key']}.mp4", **every[n]} for n, task in enumerate(tasks)]
+            table.write(_with_clips(clips, rows), target, origin)
+            remove_parts(parts)
+        return _summary(target, sum(row["extract_status"] == "ok" for row in there.values()))
 
 
 def _own(clips: pl.DataFrame) -> list[str]:

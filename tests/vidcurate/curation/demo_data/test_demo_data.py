@@ -26,8 +26,9 @@ from vidcurate.curation.demo_data.write import DemoSummary, write_demo_data
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.curation.probe.stage import probe_file
-from vidcurate.errors import InputError, MediaError
+from vidcurate.errors import InputError, MediaError, StageError
 from vidcurate.media import decode
+from vidcurate.storage import lock
 
 Made = tuple[Path, DemoSummary]
 ROOT = Path(__file__).resolve().parents[4]
@@ -348,3 +349,8 @@ def test_a_folder_that_holds_other_things_is_refused(demo: Made, tmp_path: Path)
     with pytest.raises(InputError, match="at least 10"):
         write_demo_data(tmp_path / "new", clips=9)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_second_command_into_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with lock.exclusive(tmp_path), pytest.raises(StageError, match="another demo-data"):
+        write_demo_data(tmp_path, clips=10)

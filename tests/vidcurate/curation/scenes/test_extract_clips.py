@@ -19,9 +19,10 @@ from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.curation.scenes.extract import check, run_extract
 from vidcurate.curation.scenes.spec import ExtractSpec
-from vidcurate.errors import ColumnError, InputError, MediaError
+from vidcurate.errors import ColumnError, InputError, MediaError, StageError
 from vidcurate.media import decode, headers, transcode
 from vidcurate.media.transcode import TranscodeSpec
+from vidcurate.storage import lock
 
 
 def frames_of(path: Path, count: int) -> Frames:
@@ -74,6 +75,16 @@ def test_bytes_are_equal_on_repeat_and_only_what_is_missing_is_made_again(home: 
     assert (again.clips_kept, again.clips_written) == (4, 2)
     assert bytes_of("one") == before
     assert extract("one").clips_kept == 6
+
+
+def test_a_second_extraction_into_the_same_folder_is_refused(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with (
+        lock.exclusive(tmp_path / "out" / ".lock", is_removed=True),
+        pytest.raises(StageError, match="another vidcurate command"),
+    ):
+        run_extract(home / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 class Stopped(Exception):
