@@ -104,8 +104,8 @@ from trainer.training.guard.history import Rollback
 from trainer.__main__ import main
 
 module, name = {
-    "write": (rollbacks, "write_rollbacks"),
-    "finish_rollback": (rollbacks, "finish_rollback"),
+    "write": (rollback_file, "write_rollbacks"),
+    "finish_rollback": (rollback_file, "finish_rollback"),
     "forget": (metrics, "forget_after"),
 }[os.environ["AT"]]
 act = getattr(module, name)
