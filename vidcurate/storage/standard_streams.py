@@ -7,6 +7,7 @@ process opens would get the free number, and what a child prints would land in t
 import io
 import os
 import sys
+from contextlib import suppress
 
 
 def open_standard_streams() -> None:
@@ -24,4 +25,5 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with suppress(OSError):  # a file that became a pipe since the stream was opened has no position
+                stream.reconfigure(errors="backslashreplace")
