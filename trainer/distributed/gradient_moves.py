@@ -1,4 +1,4 @@
-"""Gradient moves: from a model's rounded copy to its float32 masters, many tensors at once.
+"""Gradient moves: from a model's rounded copy to its float32 masters, in groups.
 
 A cast for each of XL/2's 700 tensors is a launch each; in groups they are few. A group is moved when it is
 full and at the end of the backward pass, so the rounded gradients of few tensors wait.

@@ -1,4 +1,4 @@
-"""Common failure: stop a stage whose every clip fails for one reason, such as a missing codec.
+"""Common failure: stop a stage whose every clip fails for one reason.
 
 Without the stop the stage would reject every clip, and a table of a million wrong verdicts would look whole.
 """

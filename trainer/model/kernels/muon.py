@@ -1,4 +1,4 @@
-"""Muon kernels: momentum, stacking of matrices, and the update of weights and average.
+"""Muon kernels: momentum, stacking of matrices, update of weights and average.
 
 An update reads and writes each number as few times as its order permits: `lead` makes the momentum and the
 look-ahead in one pass, `orthogonalised` the norms and the orthogonal matrices (in bfloat16 on a GPU),

@@ -3,7 +3,7 @@
 Without a listing a row's verdict depends on other rows by one thing only: whether its id was there before. So
 the pass writes the table as if no id were there twice (the draft), and the ids are compared afterwards. Where
 one is there twice, the table is written again from the draft, with other verdicts. A row that the pass
-cannot judge is marked, and the metadata is then read in two passes (`two_passes`).
+cannot decide is marked, and the metadata is then read in two passes (`two_passes`).
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.own_columns import words_of
 from vidcurate.curation.ingest import captions
 from vidcurate.curation.ingest.files import relative
-from vidcurate.curation.ingest.reconcile import Ledger, judge, safe_keys
+from vidcurate.curation.ingest.reconcile import Ledger, evaluate_ids, safe_keys
 from vidcurate.curation.ingest.rows import CELLS, Rows, Typed, typed
 from vidcurate.curation.ingest.source import no_rows
 from vidcurate.curation.ingest.spec import IngestSpec
@@ -24,7 +24,7 @@ from vidcurate.curation.ingest.table_columns import columns_of, dataset_of, with
 from vidcurate.storage import atomic_file
 
 _ROWS_TRIED = 100  # lists of captions and paths out of the root mostly begin with the first row
-_UNJUDGED = "unjudged"  # in place of a problem: the row needs more than itself
+_UNDECIDED = "unjudged"  # in place of a problem: the row needs more than itself
 _NAMED = pl.Struct(
     {"clip_id": pl.String, "sample_key": pl.String, "video_path": pl.String, "leaves": pl.Boolean}
 )
@@ -49,7 +49,7 @@ def write_table(
     read = typed(rows)
     drafted = _draft(rows, read, dataset_of(schema, spec), spec)
     first = drafted.head(_ROWS_TRIED).select("ingest_problem").collect()
-    if (first["ingest_problem"] == _UNJUDGED).any():
+    if (first["ingest_problem"] == _UNDECIDED).any():
         return None
     words = {cell.name: words_of(cell.source) for cell in rows.own}
     left = scratch / "draft.parquet"
@@ -59,10 +59,10 @@ def write_table(
         if keys.is_empty():
             raise no_rows(spec.metadata)
         problems = keys["ingest_problem"]
-        if (problems == _UNJUDGED).any():
+        if (problems == _UNDECIDED).any():
             file.unlink()
             return None
-        ledger = judge(keys["clip_id"], problems, _bad_rows(rows, read, problems))
+        ledger = evaluate_ids(keys["clip_id"], problems, _bad_rows(rows, read, problems))
         if ledger.frame["is_duplicate"].any():
             file.replace(left)
     if left.exists():
@@ -95,7 +95,7 @@ def _draft(rows: Rows, read: Typed, dataset: str, spec: IngestSpec) -> pl.LazyFr
     frame = with_best_known(frame, present, dataset, spec).with_columns(
         source_id=source,
         ingest_problem=pl.when(unjudged)
-        .then(pl.lit(_UNJUDGED))
+        .then(pl.lit(_UNDECIDED))
         .when("is_bad")
         .then(pl.lit("bad_value"))
         .when("is_empty")

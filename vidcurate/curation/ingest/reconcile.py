@@ -150,8 +150,8 @@ def reconcile(
     )
 
 
-def judge(ids: pl.Series, problems: pl.Series, bad: pl.DataFrame) -> Ledger:
-    """Return the verdicts of a table that was read without files, from what each row alone told.
+def evaluate_ids(ids: pl.Series, problems: pl.Series, bad: pl.DataFrame) -> Ledger:
+    """Return the verdicts of a table that was read without files, from what each row alone says.
 
     `ids` as they are in the metadata, `problems` null, bad_value or empty_caption; `bad` has the columns bad
     and is_empty of each row with a bad value, in order. Raises InputError when two ids would share a sample

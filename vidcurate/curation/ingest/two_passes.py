@@ -1,4 +1,4 @@
-"""Table of a metadata file and a listing of files, in two passes over the metadata.
+"""Table of a metadata file and a listing of files, in two passes.
 
 A row's verdict needs every other row: a file belongs to the row that names it. So the first pass keeps every
 cell but the captions, typed, with the flags of the reconciliation, in memory; the second streams the
