@@ -208,8 +208,10 @@ def may_be_several(schema: pl.Schema, main_column: str) -> pl.Expr:
     """Return whether a row may have more than one caption without a name: only then `cells_of` is needed."""
     if _parts_of(schema) != [MAIN] or name_of(main_column) != MAIN or schema[MAIN] != pl.String():
         return pl.lit(value=True)
-    caption = pl.col(MAIN)  # starts_with looks at the first bytes only; a regular expression reads the text
-    return (caption.str.starts_with("[") | caption.str.starts_with("{")).fill_null(value=False)
+    caption = pl.col(MAIN)
+    # Begins with [ or with {: a comparison looks at the first four bytes of a text, beside its length.
+    is_list = ((caption >= "[") & (caption < "\\")) | ((caption >= "{") & (caption < "|"))
+    return is_list.fill_null(value=False)
 
 
 def cells_of(schema: pl.Schema, main_column: str) -> pl.Expr:

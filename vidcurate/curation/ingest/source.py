@@ -302,7 +302,7 @@ def text(source: Source, found: Mapping[str, str]) -> pl.LazyFrame:
         if ours.startswith("caption") and isinstance(source.dtypes[column], pl.List)
     }
     cells = {
-        ours: _as_text(pl.col(column), source.dtypes[column]).str.strip_chars()
+        ours: _trimmed(pl.col(column), source.dtypes[column])
         for ours, column in found.items()
         if ours not in lists
     }
@@ -322,8 +322,18 @@ def _is_absent(ours: str) -> pl.Expr:
     return pl.when(length <= _LONGEST_ABSENT).then(pl.col(ours)).is_in(ABSENT)
 
 
-def _as_text(cell: pl.Expr, dtype: pl.DataType) -> pl.Expr:
-    return cell.struct.json_encode() if isinstance(dtype, pl.Struct) else cell.cast(pl.String)
+def _trimmed(cell: pl.Expr, dtype: pl.DataType) -> pl.Expr:
+    """Return a cell as text without the blanks around it.
+
+    Copies only texts that may have such blanks, because a million captions are 400 MB: every blank is a
+    control character, the space, or not ASCII.
+    """
+    if dtype != pl.String():
+        text = cell.struct.json_encode() if isinstance(dtype, pl.Struct) else cell.cast(pl.String)
+        return text.str.strip_chars()
+    last = cell.str.tail(1)
+    may_have = (cell < "!") | (cell >= "\x80") | (last < "!") | (last >= "\x80")
+    return pl.coalesce(pl.when(may_have).then(cell).str.strip_chars(), cell)
 
 
 def taken_by(found: Mapping[str, str]) -> set[str]:
