@@ -88,3 +88,16 @@ def test_a_pass_that_fails_leaves_the_old_table(tmp_path: Path, rows: list[list[
     with pytest.raises(InputError, match=r"OpenVid\.csv"):
         run_ingest(tmp_path / "run", IngestSpec(metadata=table))
     assert (tmp_path / "run" / "ingest.parquet").read_bytes() == before
+
+
+def test_a_caption_loses_every_blank_around_it_and_no_other_letter(tmp_path: Path) -> None:
+    blanks = [chr(code) for code in range(0x3001) if chr(code).isspace()]
+    captions = [f"{left}x{right}" for left in ["", "é", *blanks] for right in ["", "日", *blanks]]
+    table = tmp_path / "OpenVid.csv"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(
+            [HEADER, *(row(f"v{n}.mp4", caption) for n, caption in enumerate(captions))]
+        )
+    frame, _, _ = ingest(tmp_path / "run", table)
+    assert frame["caption"].equals(pl.Series("caption", captions).str.strip_chars())
+    assert (frame["caption"] == "x").sum() == (1 + 25) ** 2  # Unicode has 25 blanks; Python adds four
