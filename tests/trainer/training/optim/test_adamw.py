@@ -96,7 +96,7 @@ def test_no_schedule_jumps(schedule: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("lr: 0", "greater than 0"),
+        ("lr: 0", "lr is 0: give 1e-12 to 1"),
         ("{schedule: bump, lr: 1e-4}", "needs max_lr"),
         (
             "{schedule: bump, lr: 1e-3, max_lr: 1e-4, warmup_steps: 1, cooldown_steps: 1}",
@@ -105,7 +105,7 @@ def test_no_schedule_jumps(schedule: str) -> None:
         ("{lr: 1e-4, max_lr: 1e-3}", "belong to the schedule bump"),
         ("{lr: 1e-4, min_lr: 1e-5}", "not to constant"),
         ("{lr: 1e-4, min_lr: 1e-3, schedule: cosine}", "must not be above lr"),
-        ("betas: [0.9, 1.0]", "less than 1"),
+        ("betas: [0.9, 1.0]", "betas.1 is 1.0: give 0 to 0.999999"),
         ("warmup: 3", "Did you mean warmup_steps?"),
     ],
 )
