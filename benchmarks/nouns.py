@@ -27,7 +27,8 @@ import spacy
 from rows import Row, best_seconds, keep, row
 from spacy.training import Example
 from spacy.util import compounding, minibatch
-from train_noun_tables import NOUNS, Measured, Text, joined, measure, read_conllu
+from train_noun_tables import Measured, measure
+from treebank import NOUNS, Text, joined, read_conllu
 
 from vidcurate.curation.caption_scores import nouns_builtin, nouns_spacy
 

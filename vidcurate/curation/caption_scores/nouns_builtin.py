@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from vidcurate.curation.caption_scores.verb_forms import RULES, participles, verbs
+from vidcurate.curation.caption_scores.verb_forms import RULES, participles, plurals, verbs
 from vidcurate.errors import TableError
 
 TABLES = Path(__file__).with_name("noun_tables.parquet")
@@ -219,6 +219,8 @@ def _scores(tokens: Tokens, keys: pl.DataFrame, tables: Tables) -> NDArray[np.in
     score = _shifted_sum(single, (0, 1, 2, -1)) + _shifted_sum(pair, (1, 0, 2, -1)) + np.int16(tables.bias)
     for verb_forms in (verbs, participles):
         score[verb_forms(tokens.codes, tokens.distinct, score > 0, tables.parts_of_speech)] = -1
+    row = plurals(tokens.codes, tokens.distinct, score > 0, tables.parts_of_speech)
+    score[row] = np.maximum(score[row], 1)
     return score
 
 

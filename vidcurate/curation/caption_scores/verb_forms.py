@@ -1,14 +1,18 @@
-"""Verbs in -s and -ing that the noun model takes for nouns.
+"""Verbs in -s and -ing that the noun model takes for nouns, and the reverse.
 
 Examples: "Subject walks slowly", "The video shows a street", "a bustling street".
 
 Video captions are full of the third person, and the treebank has little of it. A word in -s is a verb where
 its neighbours leave no other reading: between a noun and a determiner or an adverb in -ly; between a noun and
 a direction ("down", "through"); between the subject of a caption ("man", "camera", "video") and a
-preposition. The last two need a stem that the treebank knows as a verb, or does not know.
+preposition; at the end of a short clause ("as the crowd cheers."). The last three need a stem that is known
+as a verb, or not known.
 
-A word in -ing before a noun, and not behind one, is a participle where the treebank does not know the word,
-unless it is a known noun ("fishing boat").
+A row of plurals at the start of a sentence has no verb in it ("Mountains, clouds and waves in the mist"): a
+form in -s there is a noun where its stem is known as one.
+
+A word in -ing before a noun, and not behind one, is a participle where the treebank does not know the word
+as a noun, unless it is listed here ("fishing boat").
 """
 
 from collections.abc import Mapping
@@ -17,7 +21,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-RULES = "verbs-2"  # part of the engine's name: other rules count other nouns
+RULES = "verbs-3"  # part of the engine's name: other rules count other nouns
 _DETERMINERS = {
     "a", "an", "the", "his", "her", "its", "their", "this", "these", "those", "him", "them", "it",
     "itself", "himself", "herself", "themselves", "another", "each", "every",
@@ -30,6 +34,8 @@ _DIRECTIONS = {
 _PREPOSITIONS = {
     "in", "on", "at", "with", "by", "from", "near", "beside", "behind", "between", "while",
 }  # fmt: skip
+_SUBORDINATORS = {"as", "while", "when", "until", "where", "before"}
+_CLAUSE_ENDS = {".", ",", ";", "!", "and", "but", "or"}
 _SUBJECTS = {
     "man", "woman", "person", "boy", "girl", "child", "baby", "dog", "cat", "bird", "horse", "camera",
     "video", "clip", "scene", "footage", "subject", "character", "figure", "player", "shot", "image",
@@ -57,6 +63,7 @@ _NOUNS = {
     "viewing", "vlogging", "washing", "watering", "weaving", "wedding", "weightlifting", "welding",
     "windsurfing", "woodworking", "wrapping", "wrestling",
 }  # fmt: skip
+_LONGEST_ROW = 5
 _PARTICIPLE = r"^\P{Lu}{3,}ing$"
 _FORM = r"^\P{Lu}{2,}s$"
 _NO_FORM = r"(?:ss|us|is)$"
@@ -99,6 +106,9 @@ def verbs(
             ("determiner", words.is_in(sorted(_DETERMINERS)) | is_adverb),
             ("direction", words.is_in(sorted(_DIRECTIONS))),
             ("preposition", words.is_in(sorted(_PREPOSITIONS))),
+            ("subordinator", words.is_in(sorted(_SUBORDINATORS))),
+            ("clause end", words.is_in(sorted(_CLAUSE_ENDS))),
+            ("article", words.is_in(["a", "an", "the"])),
             ("subject", words.is_in(sorted(_SUBJECTS))),
         )
     }
@@ -108,7 +118,12 @@ def verbs(
     follows_noun = is_noun[at - 1] & (before > 0)
     is_path = listed["direction"][after]
     follows_subject = listed["subject"][before] & (is_path | listed["preposition"][after])
-    is_verb = (follows_noun & (listed["determiner"][after] | (is_path & can))) | (follows_subject & can)
+    # "as the crowd cheers.": a clause of a subordinator, an article, a noun and the form.
+    is_clause = listed["subordinator"][codes[at - 3]] & listed["article"][codes[at - 2]] & follows_noun
+    is_clause &= listed["clause end"][after] | (after == 0)
+    is_verb = (follows_noun & listed["determiner"][after]) | (
+        can & ((follows_noun & is_path) | follows_subject | is_clause)
+    )
     found: NDArray[np.int64] = at[is_verb]
     return found
 
@@ -124,9 +139,38 @@ def participles(
     forms = np.concatenate([[False], is_form.fill_null(value=False).to_numpy()])
     at: NDArray[np.int64] = np.flatnonzero(is_noun & forms[codes])
     at = at[(at > 0) & (at < len(codes) - 1)]
-    can = {code: distinct[code - 1] not in classes for code in np.unique(codes[at]).tolist()}
+    can = {code: "NOUN" not in classes.get(distinct[code - 1], "") for code in np.unique(codes[at]).tolist()}
     is_participle = np.array([can[code] for code in codes[at].tolist()], dtype=bool)
     is_participle &= is_noun[at + 1] & (codes[at + 1] > 0)
     is_participle &= ~(is_noun[at - 1] & (codes[at - 1] > 0))
     found: NDArray[np.int64] = at[is_participle]
     return found
+
+
+def plurals(
+    codes: NDArray[np.int32], distinct: pl.Series, is_noun: NDArray[np.bool_], classes: Mapping[str, str]
+) -> NDArray[np.int64]:
+    """Return the positions in `codes` of verbs by the model that are nouns in a row that begins a sentence.
+
+    The arguments are those of `verbs`.
+    """
+    words = distinct.str.to_lowercase()
+    in_s, joins, ends = (
+        np.concatenate([[mark], found.to_numpy()])
+        for mark, found in (
+            (False, words.str.contains(r"^\p{L}{2,}s$")),
+            (False, words.is_in([",", "and", "or"])),
+            (True, words.is_in([".", "!", "?"])),
+        )
+    )
+    # A row begins at a plural noun after a mark; each next plural stands behind a comma, "and" or "or".
+    last: NDArray[np.int64] = np.flatnonzero(ends[codes[:-1]]) + 1
+    last = last[in_s[codes[last]] & is_noun[last]]
+    row = [last[:0]]
+    for _ in range(_LONGEST_ROW - 1):
+        last = last[last + 2 < len(codes)] + 2
+        last = last[joins[codes[last - 1]] & in_s[codes[last]]]
+        known = ["NOUN" in classes.get(words[code - 1], "") for code in codes[last].tolist()]
+        last = last[is_noun[last] | np.array(known, dtype=bool)]
+        row.append(last)
+    return np.concatenate(row)
