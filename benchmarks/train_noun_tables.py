@@ -59,8 +59,8 @@ HIDDEN = (("word", 0), ("form", 0))
 HIDDEN_SHARE = 0.2
 EPOCHS, BATCH, RATE, DECAY = 10, 128, 0.1, 1e-4
 SENTENCES = 3  # that stand together in the training texts
-COPIES = 2  # of the treebank as it is, beside one in the present tense
-MADE_UP = 1200  # sentences of made_up_captions
+COPIES = 4  # of the treebank as it is, beside one in the present tense
+MADE_UP = 3600  # sentences of made_up_captions
 SMALL = 0.06  # weights below this are dropped
 
 

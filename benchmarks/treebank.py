@@ -15,6 +15,17 @@ class Text:
     tokens: tuple[tuple[int, int, str], ...]
 
 
+def read_sections(name: str) -> dict[str, list[str]]:
+    """Return section -> its lines of a text file beside this one; a section begins with "[its name]"."""
+    sections: dict[str, list[str]] = {}
+    for line in Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            sections[line.strip("[]")] = []
+        elif line:
+            sections[list(sections)[-1]].append(line)
+    return sections
+
+
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a CoNLL-U file."""
     return path.read_text(encoding="utf-8").splitlines()

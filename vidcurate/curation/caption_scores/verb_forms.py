@@ -5,7 +5,7 @@ Examples: "Subject walks slowly", "The video shows a street", "a bustling street
 Video captions are full of the third person, and the treebank has little of it. A word in -s is a verb where
 its neighbours leave no other reading: between a noun and a determiner or an adverb in -ly; between a noun and
 a direction ("down", "through"); between the subject of a caption ("man", "camera", "video") and a
-preposition; at the end of a short clause ("as the crowd cheers."). The last three need a stem that is known
+preposition; at the end of a short clause ("as the team cheers."). The last three need a stem that is known
 as a verb, or not known.
 
 A row of plurals at the start of a sentence has no verb in it ("Mountains, clouds and waves in the mist"): a
@@ -118,7 +118,7 @@ def verbs(
     follows_noun = is_noun[at - 1] & (before > 0)
     is_path = listed["direction"][after]
     follows_subject = listed["subject"][before] & (is_path | listed["preposition"][after])
-    # "as the crowd cheers.": a clause of a subordinator, an article, a noun and the form.
+    # "as the team cheers.": a clause of a subordinator, an article, a noun and the form.
     is_clause = listed["subordinator"][codes[at - 3]] & listed["article"][codes[at - 2]] & follows_noun
     is_clause &= listed["clause end"][after] | (after == 0)
     is_verb = (follows_noun & listed["determiner"][after]) | (
