@@ -1,23 +1,13 @@
 """Hours for equal loss follow from the track's updates, the cost of an update and the kept projection."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def bench() -> Any:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import equal_quality
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
-    return equal_quality
+BENCHMARK = "equal_quality"  # the module that the fixture `bench` imports
 
 
 def record(name: str, seed: int, losses: list[float]) -> dict[str, Any]:

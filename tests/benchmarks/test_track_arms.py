@@ -1,6 +1,5 @@
 """An arm of the command line is one of the four with its own settings; a wrong one is refused at once."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,7 @@ from vidcurate.errors import InputError, RecipeError
 from vidcurate.recipe import recipe as strict
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def bench() -> Any:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import track_arms
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
-    return track_arms
+BENCHMARK = "track_arms"  # the module that the fixture `bench` imports
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,11 @@
 """The page shows the runs that are kept, and a technique enters with three seeds and a small p."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def bench() -> Any:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import track_table
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
-    return track_table
+BENCHMARK = "track_table"  # the module that the fixture `bench` imports
 
 
 def record(name: str, seed: int, seconds: float, losses: list[float]) -> dict[str, Any]:
