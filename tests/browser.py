@@ -130,6 +130,12 @@ class Browser:
         """Prefer light or dark."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
+    def leave(self) -> None:
+        """Leave the page of an earlier test, whose files or server may be gone, and forget its console."""
+        self.call("Page.navigate", url="about:blank")
+        self.complaints.clear()
+        self.asked.clear()
+
     def open(self, page: Path) -> None:
         self.call("Page.navigate", url=page.as_uri())
         self.until("document.readyState === 'complete'")

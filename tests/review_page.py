@@ -10,9 +10,7 @@ from tests.vidcurate.curation.review.conftest import TOKEN, Server
 
 def visit(browser: Browser, server: Server, query: dict[str, Any] | None = None) -> None:
     """Open the app by its address with the token, at a query."""
-    browser.call("Page.navigate", url="about:blank")  # the page of another test asks a server that has ended
-    browser.complaints.clear()
-    browser.asked.clear()
+    browser.leave()
     # The query is part of the address: one set on an open page would replace its cards at some later time.
     fragment = "" if query is None else "#" + quote(json.dumps(query), safe="")
     browser.call("Page.navigate", url=f"{server.origin}/?token={TOKEN}{fragment}")

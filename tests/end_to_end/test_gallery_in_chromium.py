@@ -35,8 +35,7 @@ def run(tmp_path: Path) -> Path:
 
 def look(browser: Browser, run: Path, width: int = 1000) -> None:
     """Open the run's page and wait until its clips are there."""
-    browser.complaints.clear()
-    browser.asked.clear()
+    browser.leave()
     browser.size(width, 900)
     browser.open(run / gallery.PAGE)
     browser.until(f"{NEAR}.length > 0 && {NEAR}.every(clip => clip.dataset.state === 'ready')")
