@@ -68,37 +68,83 @@ def commit() -> str:
     return found + ("+" if found and _git("status", "--porcelain", "-uno").stdout else "")
 
 
-def code_of(command: str) -> list[str]:
-    """Return the paths that decide a row's figure: its script with the files beside it that this imports, and
-    the folders of what these import.
+@cache
+def _modules(file: Path) -> list[str]:
+    """Return the modules that a file may import, those within its functions too."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+        elif isinstance(node, ast.Import):
+            found += [one.name for one in node.names]
+    return found
 
-    A script that imports nothing of the packages starts them as programs: then both count whole.
+
+def _files(module: str, beside: Path) -> list[Path]:
+    """Return the files that an import of `module` runs: a script beside, or a module with its packages."""
+    names = module.split(".")
+    if names[0] not in PACKAGES:
+        return [beside / f"{module}.py"] if module != "rows" else []
+    parents = [ROOT.joinpath(*names[:depth]) for depth in range(1, len(names) + 1)]
+    return [file for parent in parents for file in (parent / "__init__.py", parent.with_suffix(".py"))]
+
+
+@cache
+def code_of(command: str) -> list[str]:
+    """Return the files that decide a row's figure: its script and all that this imports, directly or not.
+
+    Data files beside an imported module count too. A script that imports nothing of the packages starts them
+    as programs: then both count whole.
     """
-    name = next((word for word in command.split() if word.endswith(".py")), "")
-    script = ROOT / name
+    script = ROOT / next((word for word in command.split() if word.endswith(".py")), "")
     if not script.is_file():
         return list(PACKAGES)
-    files, of_each = [script], []
-    for file in files:  # grows: a file's imports beside it follow
-        modules = [
-            node.module
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-            if isinstance(node, ast.ImportFrom) and node.module
-        ]
-        beside = [script.with_name(f"{module}.py") for module in modules if module != "rows"]
-        files += [path for path in dict.fromkeys(beside) if path.is_file() and path not in files]
-        of_each.append({"/".join(m.split(".")[:-1]) or m for m in modules if m.split(".")[0] in PACKAGES})
-    folders = sorted(set().union(*of_each)) if of_each[0] else PACKAGES
-    return [*(str(file.relative_to(ROOT)) for file in files), *folders]
+    files = [script]
+    for file in files:  # grows: the imports of a file follow
+        found = [one for name in _modules(file) for one in _files(name, script.parent)]
+        files += [path for path in dict.fromkeys(found) if path not in files and path.is_file()]
+    names = [str(file.relative_to(ROOT)) for file in files]
+    folders = {Path(name).parent for name in names if name.startswith(PACKAGES)}
+    if not folders:
+        return [*names, *PACKAGES]
+    data = [path for folder in sorted(folders) for path in sorted((ROOT / folder).iterdir())]
+    is_data = [path for path in data if path.is_file() and path.suffix not in (".py", ".pyc")]
+    return [*names, *(str(path.relative_to(ROOT)) for path in is_data)]
+
+
+def _meaning(code: str) -> str:
+    """Return a module's code as text without comments, docstrings and layout."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_documented and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(tree)
+
+
+def _is_changed(measured: str, name: str) -> bool:
+    """Return whether a file does something else than at the commit `measured`, in which it may be absent."""
+    now = ROOT / name
+    if now.suffix != ".py" or not now.is_file():
+        return True
+    before = _git("show", f"{measured}:{name}")
+    return before.returncode != 0 or _meaning(before.stdout) != _meaning(now.read_text())
 
 
 @cache
 def age(measured: str, command: str) -> str:
     """Return "" where the row's code is that of its commit, "code changed" where not, "?" where unknown."""
+    commit_id = measured.rstrip("+")
     if not measured:
         return "?"
-    code = _git("diff", "--quiet", measured.rstrip("+"), "--", *code_of(command)).returncode
-    return {0: "", 1: "code changed"}.get(code, "?")
+    changed = _git("diff", "--name-only", commit_id, "--", *code_of(command))
+    if changed.returncode:
+        return "?"
+    return (
+        "code changed"
+        if any(_is_changed(commit_id, name) for name in changed.stdout.split("\n")[:-1])
+        else ""
+    )
 
 
 def row(

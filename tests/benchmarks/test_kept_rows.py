@@ -31,10 +31,12 @@ def test_every_kept_row_has_a_date_and_a_commit() -> None:
 def test_the_code_of_a_row_is_its_script_and_what_this_imports(rows: ModuleType) -> None:
     tables = rows.code_of("python benchmarks/tables.py --rows 10")
     assert tables[0] == "benchmarks/tables.py"
-    assert "vidcurate/curation/ingest" in tables
+    assert {"vidcurate/curation/ingest/rows.py", "vidcurate/storage/atomic_file.py"} <= set(tables)
     assert not any(path.startswith("trainer") for path in tables)
     profile = rows.code_of("python benchmarks/step_profile.py")
-    assert {"benchmarks/train_step.py", "benchmarks/step_shapes.py", "trainer/model"} <= set(profile)
+    assert {"benchmarks/train_step.py", "benchmarks/step_shapes.py", "trainer/model/kernels/block.py"} <= set(
+        profile
+    )
     assert rows.code_of("python benchmarks/gone.py") == ["vidcurate", "trainer"]
 
 
@@ -45,13 +47,30 @@ def test_a_row_is_marked_when_its_code_has_changed(
     (tmp_path / "benchmarks").mkdir()
     script = tmp_path / "benchmarks" / "a.py"
     script.write_text("from vidcurate.media import decode\n")
-    (tmp_path / "vidcurate" / "media").mkdir(parents=True)
-    (tmp_path / "vidcurate" / "decode.py").write_text("1\n")
+    for name, code in {
+        "media/decode.py": "from vidcurate.storage.tar import read\n",
+        "storage/tar.py": '"""Read tars."""\n\ndef read():\n    """Read one."""\n    return 1\n',
+        "other.py": "1\n",
+    }.items():
+        (tmp_path / "vidcurate" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "vidcurate" / name).write_text(code)
     rows._git("init", "-q")
     rows._git("add", ".")
     rows._git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
     first = rows._git("rev-parse", "HEAD").stdout.strip()
     assert rows.age(first, "python benchmarks/a.py") == ""
+    deep = tmp_path / "vidcurate" / "storage" / "tar.py"
+    for number, code in enumerate(
+        ['"""Read shards."""\ndef read(): return 1  # faster\n', deep.read_text().replace("Read", "Get")]
+    ):
+        deep.write_text(code)
+        assert rows.age(first, f"python benchmarks/a.py {number}") == "", "words are not code"
+    (tmp_path / "vidcurate" / "other.py").write_text("2\n")
+    assert rows.age(first, "python benchmarks/a.py -o") == "", "nor is what it never imports"
+    deep.write_text("def read(): return 2\n")
+    assert rows.age(first, "python benchmarks/a.py -d") == "code changed"
+    deep.write_text("def read(): return 1\n")
+    assert rows.age(first, "python benchmarks/a.py -e") == ""
     script.write_text("from vidcurate.media import decode, scale\n")
     assert rows.age(first, "python benchmarks/a.py -v") == "code changed"
     assert rows.age("0" * 40, "python benchmarks/a.py") == "?"
