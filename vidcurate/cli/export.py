@@ -190,7 +190,12 @@ def _export_table(run: Path, out: Path, table_format: str, *, to_json: bool) -> 
     from vidcurate.curation.clip_table import table
 
     stage = table.newest_stage(run)
+    if out.is_dir():
+        name = out / f"clips.{table_format}"
+        raise InputError(f"{out}: is a folder. Name the table's file: vidcurate export {run} {name}")
     target = out if out.suffix == f".{table_format}" else out.with_name(f"{out.name}.{table_format}")
+    if target.exists() and not target.is_file():
+        raise InputError(f"{target}: is no file. Name a file for the table.")
     table.export(table.scan(run, stage), target)
     facts = {"stage": stage, "file": str(target), "size_bytes": target.stat().st_size}
     print_summary(facts, title="export", to_json=to_json)

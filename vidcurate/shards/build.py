@@ -29,7 +29,7 @@ from vidcurate.media import transcode
 from vidcurate.shards import index, index_file
 from vidcurate.shards.folder import finished_by, open_set
 from vidcurate.shards.kept_clips import integrity_levels
-from vidcurate.shards.layout import LAYOUT, WHOLE, PlannedShard, ShardPlan, ShardSpec, make_plan
+from vidcurate.shards.layout import ENCODED, LAYOUT, WHOLE, PlannedShard, ShardPlan, ShardSpec, make_plan
 from vidcurate.shards.manifest import MANIFEST_NAME, only_writer
 from vidcurate.shards.write_shard import BUILD, PLACES, Record, ShardTask, unpacked, write_json, write_shard
 
@@ -157,6 +157,13 @@ def _arrow_type(dtype: pl.DataType) -> Any:
     )
 
 
+def _integrity_levels(plan: ShardPlan, records: Mapping[str, Record]) -> dict[str, int]:
+    """Return the levels of the clips that were written, see `integrity_levels`."""
+    rows = [int(shard.rows[at]) for shard in plan.shards for at in records[shard.name]["positions"]]
+    how = [word for shard in plan.shards for word in records[shard.name]["rendition"]]
+    return integrity_levels(plan.clips[rows], [word in ENCODED for word in how])
+
+
 def _failed(plan: ShardPlan, records: Mapping[str, Record]) -> list[dict[str, Any]]:
     return [
         {
@@ -206,7 +213,7 @@ def _finish(
         "plan_sha256": plan.digest,
         "structure_fingerprint": opened.structure_fingerprint,
         "content_fingerprint": opened.content_fingerprint,
-        "integrity_levels": integrity_levels(plan.clips),
+        "integrity_levels": _integrity_levels(plan, records),
         "totals": {
             "rows_in": plan.rows_in,
             "rows_rejected": plan.rows_in - plan.clips.height,

@@ -59,12 +59,18 @@ def _is_unprobed() -> pl.Expr:
     return pl.col("probe_status").fill_null("not_probed") == "not_probed"
 
 
-def integrity_levels(clips: pl.DataFrame) -> dict[str, int]:
-    """Return how many clips were checked up to which level of integrity; "none" for those never probed."""
-    if "probe_status" not in clips.columns:
-        return {"none": clips.height}
-    level = pl.col("integrity_level") if "integrity_level" in clips.columns else pl.lit("header")
-    seen = pl.when(_is_unprobed()).then(pl.lit("none")).otherwise(level.fill_null("header"))
+def integrity_levels(clips: pl.DataFrame, is_encoded: list[bool]) -> dict[str, int]:
+    """Return how many written clips were checked up to which level of integrity; "none": never probed.
+
+    `is_encoded`: whether the build encoded the clip of each row anew. Such a clip is another file than the
+    one that probe decoded: its level is "index", as the writer has read all its packets and decoded none.
+    Copied packets keep the level of their source.
+    """
+    seen = pl.lit("none")
+    if "probe_status" in clips.columns:
+        level = pl.col("integrity_level") if "integrity_level" in clips.columns else pl.lit("header")
+        seen = pl.when(_is_unprobed()).then(seen).otherwise(level.fill_null("header"))
+    seen = pl.when(pl.Series(is_encoded, dtype=pl.Boolean)).then(pl.lit("index")).otherwise(seen)
     counts = clips.group_by(seen.alias("level")).len().sort("level")
     return {str(name): int(count) for name, count in counts.iter_rows()}
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.shard_runs import build, contents, make_run
-from vidcurate.curation.clip_table import rejection_ledger
+from tests.shard_runs import build, contents, make_run, write_table
+from vidcurate.curation.clip_table import rejection_ledger, table
 from vidcurate.curation.report import inspect_clip
 from vidcurate.curation.report.build import run_report
 from vidcurate.media import decode, packets
 from vidcurate.shards import index
 from vidcurate.shards.layout import ShardSpec
+from vidcurate.shards.manifest import read_manifest
 from vidcurate.shards.read_clip import read_clip_bytes, read_clip_facts
 
 
@@ -72,6 +73,18 @@ def test_a_cut_shows_its_interval_and_the_facts_are_those_of_the_bytes(
         if opened.word("clip_id", row) != "cut3":
             assert facts["start_seconds"] == pytest.approx(first / 24, abs=1e-5)
         assert bool(facts.get("codec")) == (mode == "trim" and opened.word("clip_id", row) == "cut3")
+
+
+@pytest.mark.parametrize(("mode", "levels"), [("trim", {"full": 3}), ("transcode", {"index": 4})])
+def test_the_levels_are_those_of_the_files_that_were_written(
+    intervals: Path, mode: Any, levels: dict[str, int]
+) -> None:
+    rows = table.scan(intervals / "run", "split").collect().to_dicts()
+    write_table(intervals / "run", [{**row, "integrity_level": "full"} for row in rows])
+    build(intervals, ShardSpec(mode=mode))  # trim: one of the four has no key frame and is not written
+    manifest = read_manifest(intervals / "shards")
+    assert manifest is not None
+    assert manifest["integrity_levels"] == levels
 
 
 def test_a_clip_without_a_key_frame_is_named_with_the_way_on(intervals: Path) -> None:

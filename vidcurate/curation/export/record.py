@@ -46,19 +46,21 @@ def made_record(planned: Plan, rows: list[dict[str, Any]], trainers: list[str]) 
 def read_record(out: Path) -> dict[str, Any] | None:
     """Return the record of a finished export, None for a folder that is absent or empty.
 
-    Raises InputError for a folder of anything else.
+    Raises InputError for a folder of anything else, and for a record that is damaged or cannot be read.
     """
     try:
         found = json.loads((out / RECORD).read_text(encoding="utf-8"))
         if found["version"] != _VERSION or not isinstance(found["clips"], list):
             raise ValueError
     except FileNotFoundError:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if out.exists() and any(out.iterdir()):
             raise InputError(
                 f"{out}: exists and is no export ({RECORD} is missing). Choose another folder."
             ) from None
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise InputError(f"{out / RECORD}: cannot be read ({error.strerror}).") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(out) from error
     return dict(found)
 

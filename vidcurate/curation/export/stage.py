@@ -23,7 +23,7 @@ from vidcurate.curation.export.trainers.exported import Exported, ExportedClip, 
 from vidcurate.curation.export.trainers.registry import TRAINERS, warnings
 from vidcurate.curation.export.write_clip import failed, write_clip
 from vidcurate.curation.model_fit.models import model_named
-from vidcurate.errors import StageError
+from vidcurate.errors import InputError, StageError
 from vidcurate.executor.map_clips import Progress, map_clips_in_parts, no_progress
 from vidcurate.executor.parts_folder import ExecutorSpec, PartSummary
 from vidcurate.executor.worker_processes import Loss
@@ -72,8 +72,9 @@ def run_export(
     workers. A folder that an export of the same clips wrote gets the manifests only. Raises InputError,
     StageError, ColumnError, StorageError.
     """
-    planned = plan(run, spec, videos)
     out = out.absolute()
+    _check_target(out)
+    planned = plan(run, spec, videos)
     with _alone(out):
         record = read_record(out)
         if record is None:
@@ -85,6 +86,19 @@ def run_export(
             trainers = sorted({*record["trainers"], *trainers})
             _write_manifests(out, out, record, trainers)
     return _summary(out, record | {"trainers": trainers}, kept)
+
+
+def _check_target(out: Path) -> None:
+    """Raise InputError for an OUT that no folder can be renamed to: found before clips are written."""
+    for path in (out, *out.parents):
+        if path.is_dir():
+            break
+        if path.is_symlink():
+            raise InputError(f"{path}: is a link to nothing. Remove it, or choose another folder.")
+        if path.exists():
+            raise InputError(f"{path}: is no folder, and an export is one. Choose another.")
+    if out.is_symlink() and not any(out.iterdir()):
+        raise InputError(f"{out}: is a link to an empty folder. Name the folder itself: {out.resolve()}")
 
 
 @contextmanager

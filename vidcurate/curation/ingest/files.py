@@ -7,7 +7,7 @@ never opened. The listing does not follow links to folders, which could form cyc
 import hashlib
 import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -207,6 +207,44 @@ def match(paths: pl.DataFrame, listing: Listing, *, finds_by_name: bool) -> pl.D
         is_ambiguous="is_ambiguous",
     )
     return _through_links(found, listing) if listing.links else found
+
+
+# What two names may differ in and still be taken for each other by a person: words, and what removes it.
+_FOLDS: dict[str, Callable[[pl.Expr], pl.Expr]] = {
+    "with other blanks": lambda path: path.str.replace_all(r"\s+", ""),
+    "and a table's \\ is a /": lambda path: path.str.replace_all("\\", "/", literal=True),
+    "in another Unicode normal form": lambda path: path.str.normalize("NFC"),
+    "in other letter case": lambda path: path.str.to_lowercase(),
+}
+
+
+def _folded(path: pl.Expr, but: str | None = None) -> pl.Expr:
+    for words, fold in _FOLDS.items():
+        path = path if words == but else fold(path)
+    return path
+
+
+def near_names(missing: pl.DataFrame, extra: pl.Series) -> pl.Series:
+    """Return for each missing file which one of the `extra` files has nearly its name, as text; else null.
+
+    `missing` has path and written_path. Names are near when they differ only in blanks, backslashes, letter
+    case or the Unicode normal form. No row takes such a file, because another file may be meant.
+    """
+    files = pl.DataFrame({"file": extra}).with_columns(_folded(pl.col("file")).alias("folded"))
+    near = missing.with_columns(_folded(pl.col("path")).alias("folded")).join(
+        files.filter(pl.col("folded").is_unique()), on="folded", how="left", maintain_order="left"
+    )
+    differs = [
+        pl.when(_folded(pl.col("path"), words) != _folded(pl.col("file"), words)).then(pl.lit(words))
+        for words in _FOLDS
+    ]
+    text = pl.format(
+        "names '{}'; the file is '{}', {}",
+        "written_path",
+        "file",
+        pl.concat_str(differs, separator=", ", ignore_nulls=True),
+    )
+    return near.select(pl.when(pl.col("file").is_not_null()).then(text)).to_series()
 
 
 def _through_links(found: pl.DataFrame, listing: Listing) -> pl.DataFrame:

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from vidcurate.curation.clip_table.schema import MAX_KEY_BYTES, sample_key, sample_keys
-from vidcurate.curation.ingest.files import Listing, match, relative
+from vidcurate.curation.ingest.files import Listing, match, near_names, relative
 from vidcurate.curation.ingest.rows import BETWEEN_BAD
 from vidcurate.storage import atomic_file
 
@@ -137,7 +137,8 @@ def reconcile(
             is_missing=~(found["is_there"] | found["leaves"]),
         )
         if with_extra_files:
-            frame = pl.concat([frame, _extra_rows(frame, listing, extension)], how="diagonal")
+            extra = _extra_rows(frame, listing, extension)
+            frame = pl.concat([_with_near_names(frame, extra), extra], how="diagonal")
     frame = frame.with_columns(is_extra=pl.col("row").is_null())
     frame = _with_keys(_with_unique_ids(frame))
     size = pl.when(~pl.col("leaves")).then("file_size_bytes")
@@ -200,6 +201,19 @@ def _extra_rows(frame: pl.DataFrame, listing: Listing, extension: str) -> pl.Dat
         pl.lit("").alias("bad"),
         pl.lit("").alias("note"),
     )
+
+
+def _with_near_names(frame: pl.DataFrame, extra: pl.DataFrame) -> pl.DataFrame:
+    """Add a note to each row whose file is missing while an extra file has nearly its name."""
+    at = frame["is_missing"].arg_true()
+    if not len(at) or extra.is_empty():
+        return frame
+    near = near_names(frame.select("path", "written_path")[at], extra["path"])
+    notes = pl.DataFrame({"note": frame["note"].gather(at), "near": near})
+    both = pl.concat_str(
+        pl.when(pl.col("note") != "").then("note"), "near", separator=BETWEEN_BAD, ignore_nulls=True
+    )
+    return frame.with_columns(frame["note"].scatter(at, notes.select(both).to_series()))
 
 
 def _entries(frame: pl.DataFrame, flag: pl.Expr, **columns: str) -> dict[str, Any]:

@@ -151,11 +151,22 @@ def test_what_cannot_be_exported_is_one_line(folder: Path, whole: dict[str, str]
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / record.RECORD).write_text('{"version": 7}')
     (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    os.mkfifo(tmp_path / "pipe")
     videos = folder / "videos"
 
     for name, words in (
         ("foreign", "exists and is no export"),
-        ("file", "EXPORT.json"),
+        ("file", "file: is no folder, and an export is one"),
+        ("file/out", "file: is no folder, and an export is one"),
+        ("pipe", "pipe: is no folder, and an export is one"),
+        ("/dev/null", "/dev/null: is no folder, and an export is one"),
+        ("dangling", "dangling: is a link to nothing"),
+        ("loop", "loop: is a link to nothing"),
+        ("link", r"link: is a link to an empty folder. Name the folder itself: .*/empty"),
         ("damaged", "damaged"),
     ):
         with pytest.raises(InputError, match=words):
@@ -287,10 +298,14 @@ def test_the_command_writes_tables_as_before_and_names_what_is_wrong(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clips.csv", "clips.jsonl", "clips.parquet"]
     assert len(readers.table_rows(tmp_path / "clips.csv")) == len(clip_runs.CLIPS)
 
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken.csv").mkdir()
     for arguments, text in (
         (["out"], "say for whom"),
         (["out", "--for", "musuby"], "Did you mean musubi?"),
         (["out", "--for", "hf,csv"], "--for csv: unknown trainer"),
+        (["taken", "--for", "csv"], r"taken: is a folder. Name the table's file: .* .*/taken/clips.csv"),
+        (["taken.csv"], r"taken.csv: is a folder. Name the table's file: .* .*/taken.csv/clips.csv"),
         (["out", "--for", "hf", "--fit", "wan21"], "Did you mean wan2.1?"),
     ):
         with pytest.raises(InputError, match=text.replace("?", r"\?")):

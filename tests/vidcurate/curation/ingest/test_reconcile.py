@@ -78,6 +78,28 @@ def test_a_table_of_ones_own_says_where_its_files_lie_and_no_name_is_looked_for(
     assert report["found_by_name"]["count"] == 0
 
 
+def test_a_missing_file_and_one_of_nearly_its_name_are_named_together(tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for name in (" a.mp4", "b\\c.mp4", "D.MP4", "e\u0301.mp4", "f .mp4", "g.mp4", "h.mp4", "H.mp4", "i.mp4"):
+        (videos / name).write_bytes(b"x")
+    names = [" a.mp4", "b\\c.mp4", "d.mp4", "\u00e9.mp4", "g.mp4", "G.mp4", "x/h.mp4", "I.mp4", "i.MP4"]
+    (tmp_path / "t.csv").write_text("path,caption\n" + "".join(f'"{name}",A dog runs\n' for name in names))
+
+    summary, frame, report = ingest(tmp_path / "run", tmp_path / "t.csv", videos=videos)
+
+    assert [row["clip_id"] for row in frame.to_dicts() if row["ingest_problem"] is None] == ["g"]
+    assert summary.problems == {"extra_file": 8, "missing_file": 8}
+    assert {entry["row"]: entry["what"] for entry in report["disagreements"]["listed"]} == {
+        1: "names 'a.mp4'; the file is ' a.mp4', with other blanks",
+        2: "names 'b\\c.mp4'; the file is 'b\\c.mp4', and a table's \\ is a /",
+        3: "names 'd.mp4'; the file is 'D.MP4', in other letter case",
+        4: "names 'é.mp4'; the file is 'e\u0301.mp4', in another Unicode normal form",
+        8: "names 'I.mp4'; the file is 'i.mp4', in other letter case",
+        9: "names 'i.MP4'; the file is 'i.mp4', in other letter case",
+    }
+
+
 def test_links_that_run_in_a_circle_are_no_files_and_stop_nothing(tmp_path: Path, videos: Path) -> None:
     (videos / "loop.mp4").symlink_to("loop.mp4")
     (videos / "one.mp4").symlink_to("two.mp4")
