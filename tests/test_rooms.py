@@ -143,7 +143,7 @@ ROOMS = {
     ),
     "trainer.training.track": (
         "trainer.cli trainer.distributed trainer.model trainer.model.encoders trainer.training.optim "
-        "vidcurate.recipe vidcurate.storage"
+        "vidcurate.executor vidcurate.recipe vidcurate.storage"
     ),
     "trainer.training": (
         "trainer.cli trainer.data trainer.distributed trainer.generation trainer.health "

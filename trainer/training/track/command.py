@@ -8,6 +8,7 @@ The same command resumes: a seed whose record is there, of the same recipe, is n
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 from trainer.cli import commands, exit_codes
 from vidcurate.errors import InputError, StateError
+from vidcurate.executor.die_with_parent import die_with_parent
 
 EXAMPLE = """\
   python -m trainer track recipes/track-tiny.yaml
@@ -56,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--base", default="baseline", metavar="NAME", help="name of those records (baseline)")
     parser.add_argument("--beside", type=int, default=0, help=argparse.SUPPRESS)  # runs at the same time
+    parser.add_argument("--parent", type=int, default=0, help=argparse.SUPPRESS)  # process to end with
     parser.add_argument("--no-graphs", action="store_true", help="capture no CUDA graphs")
     parser.add_argument("--json", action="store_true", help="print the records as JSON")
     commands.add_traceback(parser)
@@ -68,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
+    if given.parent:
+        die_with_parent(given.parent)
     with commands.loading():
         from trainer.training.track import record
         from trainer.training.track.spec import TrackRecipe
@@ -136,18 +141,23 @@ def _tell(recipe: Any, line: dict[str, Any]) -> None:
 
 
 def _run_together(given: argparse.Namespace, seeds: Sequence[int]) -> None:
-    """Run seeds in processes of their own, `given.together` at a time. Raises StateError if one fails."""
+    """Run seeds in processes of their own, `given.together` at a time. Raises StateError if one fails.
+
+    Ctrl-C goes to this process alone, which ends the others: one line for all.
+    """
     command = [sys.executable, *commands.SAFE_PATH, "-m", "trainer.training.track.command", str(given.recipe)]
     command += [word for value in given.settings for word in ("--set", value)]
     command += ["--no-graphs"] * given.no_graphs
+    command += ["--parent", str(os.getpid())]
     for first in range(0, len(seeds), given.together):
         group = seeds[first : first + given.together]
         beside = ["--beside", str(len(group) - 1)]
-        running = [
-            (seed, subprocess.Popen([*command, *beside, "--seed", str(seed)], stdout=subprocess.DEVNULL))
-            for seed in group
-        ]
+        running: list[tuple[int, subprocess.Popen[bytes]]] = []
         try:
+            for seed in group:
+                words = [*command, *beside, "--seed", str(seed)]
+                one = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
+                running.append((seed, one))
             failed = [seed for seed, process in running if process.wait()]
         finally:
             for _, process in running:

@@ -2,6 +2,11 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +98,31 @@ def test_seeds_run_together_make_the_records_of_seeds_in_turn(first: dict[str, A
     assert made[0]["final_loss"] == first["final_loss"]
     assert [one["beside"] for one in made] == [1, 1]
     assert first["beside"] == 0
+
+
+def test_ctrl_c_of_seeds_together_is_one_line_and_no_seed_goes_on(tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to the process group of the command."""
+    both = [*words(tmp_path, "steps=100000"), "--seed", "2", "--seed", "4", "--together", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer.training.track.command", *both],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    records = [record.record_path(tmp_path, "tiny", seed) for seed in (2, 4)]
+    until = time.monotonic() + 300
+    while time.monotonic() < until and process.poll() is None:  # until both seeds run
+        if all(path.with_name(f".{path.name}.lock").exists() for path in records):
+            break
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+
+    told = process.communicate(timeout=300)[1].splitlines()  # returns when no process holds stderr
+    assert [line for line in told if "clips, sha256" not in line and not line.startswith("seed ")] == [
+        "interrupted; the same command continues with the next seed."
+    ]
+    assert process.returncode == 130
 
 
 def test_other_data_than_the_recipe_names_is_refused(tmp_path: Path) -> None:
