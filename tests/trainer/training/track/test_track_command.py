@@ -100,7 +100,7 @@ def test_seeds_run_together_make_the_records_of_seeds_in_turn(first: dict[str, A
     assert first["beside"] == 0
 
 
-def test_ctrl_c_of_seeds_together_is_one_line_and_no_seed_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_of_seeds_together_is_one_line_and_ends_all(tmp_path: Path) -> None:
     """A terminal sends Ctrl-C to the process group of the command."""
     both = [*words(tmp_path, "steps=100000"), "--seed", "2", "--seed", "4", "--together", "2"]
     process = subprocess.Popen(
@@ -118,8 +118,8 @@ def test_ctrl_c_of_seeds_together_is_one_line_and_no_seed_goes_on(tmp_path: Path
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
 
-    told = process.communicate(timeout=300)[1].splitlines()  # returns when no process holds stderr
-    assert [line for line in told if "clips, sha256" not in line and not line.startswith("seed ")] == [
+    lines = process.communicate(timeout=300)[1].splitlines()  # returns when no process holds stderr
+    assert [line for line in lines if "clips, sha256" not in line and not line.startswith("seed ")] == [
         "interrupted; the same command continues with the next seed."
     ]
     assert process.returncode == 130
