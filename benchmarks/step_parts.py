@@ -5,7 +5,7 @@ FlashAttention's say whose they are. A floor is the FLOPs of a part at the rate 
 bytes at the rate of a copy. u is one token's channels in bfloat16, 2304 bytes in XL/2.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,7 @@ class Part:
     counts: str = ""  # what the floor counts; {gflop} stands for the GFLOP of a token
 
 
-# A kernel belongs to the first part that knows it: FlashAttention's are written in CUTLASS, too, and a
-# product may have a GELU in its epilogue.
+# A kernel belongs to the first part that knows it: FlashAttention's are written in CUTLASS, too.
 PARTS = (
     Part(
         name="attention in a frame and to captions",
@@ -67,7 +66,7 @@ PARTS = (
         name="GELU",
         short="GELU",
         kernels=("gelu",),
-        counts="20 u a block: 8 forward, 12 backward, 4 more in a lean one; none in a product's epilogue",
+        counts="20 u a block: 8 forward, 12 backward, 4 more in a lean one",
     ),
     Part(
         name="sums for biases and tables",
@@ -128,28 +127,18 @@ def times(kernels: Iterable[Kernel]) -> dict[str, float]:
     return spent
 
 
-def gelu_passes(kernels: Sequence[Kernel], blocks: int) -> tuple[int, int]:
-    """Return how many of the blocks run a kernel for the GELU alone, forward and backward."""
-    names = [kernel.name.lower() for kernel in kernels if part_of(kernel.name) == "GELU"]
-    backward = sum("backward" in name for name in names)
-    forward = len(names) - backward - 1  # one is that of the captions' projection
-    return min(blocks, max(0, forward)), min(blocks, backward)
-
-
 def floors(
     config: "STDiT3Config",
     work: "Work",
     rates: Rates,
     *,
     lean: bool,
-    gelu: tuple[int, int],
     trained: int,
     step_tokens: int,
 ) -> dict[str, float]:
     """Return the least microseconds a token of each part that has a floor.
 
-    `gelu` are the blocks with kernels of their own for it, forward and backward; `trained` the parameters
-    that the optimizer moves, `step_tokens` the tokens that share its time.
+    `trained` are the parameters that the optimizer moves, `step_tokens` the tokens that share its time.
     """
     d, depth, blocks = config.hidden_size, config.depth, 2 * config.depth
     hidden = int(d * config.mlp_ratio)
@@ -164,10 +153,9 @@ def floors(
         "linears": 3 * products + captions,
         "attention in a frame and to captions": 3 * 4 * d * (in_frames + blocks * work.text_tokens),
     }
-    forward, backward = gelu
     units = {
         "modulate, residual, norm": 28 * blocks,
-        "GELU": (2 * forward + (4 if lean else 3) * backward) * hidden / d,
+        "GELU": (6 if lean else 5) * blocks * hidden / d,
         "norm of q and k, rotation": (16 if lean else 12) * seeing,
         "attention over time": 11 * depth if work.frames > 1 else 0,
         "sums for biases and tables": blocks + (blocks - seeing),

@@ -21,7 +21,7 @@ from time import perf_counter
 import torch
 import torch.nn.functional as F
 from rows import Row, as_table, keep, row
-from step_parts import ALL, WITHOUT_FLOOR, Kernel, Rates, floors, gelu_passes, part_of, times
+from step_parts import ALL, WITHOUT_FLOOR, Kernel, Rates, floors, part_of, times
 from step_shapes import SHAPES, TEXT_TOKENS, Shape, in_parts
 from torch.profiler import ProfilerActivity, profile
 from train_step import (
@@ -139,7 +139,6 @@ def rows_of(
         work,
         rates,
         lean=shape.fast_lean,
-        gelu=gelu_passes(kernels, 2 * CONFIG.depth),
         trained=trained,
         step_tokens=shape.batch * shape.tokens,
     )

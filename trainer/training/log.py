@@ -180,7 +180,7 @@ def record_recomputation(context: StepContext, step: int) -> None:
 
 
 def record_kernels(context: StepContext, step: int) -> None:
-    """Record the kernels that attention and matmuls use for sizes that are new in this step.
+    """Record the kernels that attention uses for lengths that are new in this step.
 
     If attention cannot use an installed kernel, each host's first GPU also prints the reason: a broken
     installation slows every step without any other sign.
@@ -190,12 +190,10 @@ def record_kernels(context: StepContext, step: int) -> None:
     attention = importlib.import_module(
         "trainer.model.kernels.attention"
     )  # only machines with a GPU have Triton
-    products = importlib.import_module("trainer.model.kernels.matmul")
     choices = attention.news()
-    for kind, news in (("attention_kernel", choices), ("product_kernel", products.news())):
-        for found in news:
-            if context.world.is_first:
-                jsonl.record_event(context.recipe.output, kind, step, **found.facts())
+    if context.world.is_first:
+        for found in choices:
+            jsonl.record_event(context.recipe.output, "attention_kernel", step, **found.facts())
     for name, why in attention.first_refusals(choices).items():
         if not context.world.device.index:
             text = f"attention cannot use {name}, which is installed: {why}"

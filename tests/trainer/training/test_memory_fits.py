@@ -95,23 +95,3 @@ def test_a_kernel_that_is_installed_and_not_taken_is_said_once_on_each_host(
         "first at 405 queries and 405 keys: ModuleNotFoundError: No module named 'cutlass.cute'"
     )
     assert said == [wanted] * lines
-
-
-def test_the_way_of_a_product_of_new_sizes_is_reported_once(shards: Path, tmp_path: Path) -> None:
-    products = pytest.importorskip(
-        "trainer.model.kernels.matmul", reason="triton is not installed on this platform"
-    )
-    context = _tools(shards, tmp_path)
-    product = products.Product("linear", 36450, 4608, 1152, "gelu")
-    products._unreported += [
-        products.Found(product=product, torch_ms=0.5, cublaslt_ms=0.4),
-        products.Found(product=product, torch_ms=0.5),
-        products.Found(product=product, kept_out="no room"),
-    ]
-    training_log.record_kernels(context, 3)
-    training_log.record_kernels(context, 4)
-    fast, alone, failed = _events(context.recipe.output, "product_kernel")
-    assert (fast["step"], fast["rows"], fast["epilogue"]) == (3, 36450, "gelu")
-    assert (fast["kernel"], fast["torch_ms"], fast["cublaslt_ms"]) == ("cublaslt", 0.5, 0.4)
-    assert (alone["kernel"], "cublaslt_ms" in alone) == ("torch", False)
-    assert (failed["kernel"], failed["kept_out"]) == ("torch", "no room")
