@@ -101,6 +101,7 @@ class Generator:
         run = self._run(asked.get("run"))
         path = self._path(run, asked.get("checkpoint"))
         try:
+            checkpoint.check_sizes(path, (part_of(self.server.service.raw),))
             recipe = sample_clips.recipe_of(checkpoint.read_state(path), path)
             self._spec(recipe.sample, recipe.encoding, recipe.name, asked)
         except CheckpointError as error:

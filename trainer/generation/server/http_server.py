@@ -17,14 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from trainer.generation.server.request import Answer, Job, Limits, Refused, parse
+from trainer.generation.server.request import Answer, Job, Limits, Refused, body_bytes, parse
 from vidcurate.errors import InputError
 
 SOCKET_SECONDS = 30.0  # limit for a client to send its request, and again to receive the reply
-MAX_BODY_BYTES = 65_536
 MAX_CONNECTIONS = 64
 DRAIN_SECONDS = 2.0
 LOOK_SECONDS = 0.2
@@ -212,12 +212,8 @@ class _Arriving(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
-def _too_large(length: str) -> str:
-    return f"the body has {length} bytes; the limit is {MAX_BODY_BYTES}."
-
-
 class _Handler(BaseHTTPRequestHandler):
-    _is_drained = False
+    _has_unread = False  # whether bytes of the request may be left in the connection
     timeout = SOCKET_SECONDS
     server: _Server
     server_version = "vidcurate"
@@ -240,8 +236,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer.body)))
         self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(answer.body)
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
         self.close_connection = True
+        if self._has_unread:
+            self._drain()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse a request that the standard library cannot read, or whose method is unknown."""
+        self._has_unread = True
+        self._answer(Refused(code, f"{message or HTTPStatus(code).phrase}.").answer)
 
     def _do(self, act: Callable[[], Answer]) -> None:
         try:
@@ -254,8 +258,6 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # noqa: BLE001 - `handle_error` is silent
             answer = _unforeseen(error).answer
         self._answer(answer)
-        if self._is_drained:
-            self._drain()
 
     def _check_caller(self) -> None:
         token = self.server.endpoint.token
@@ -287,6 +289,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._do(act)
 
     def do_POST(self) -> None:
+        self._has_unread = True
+
         def act() -> Answer:
             if self.path != "/generate":
                 raise Refused(404, f"{self.path} is not here; POST goes to /generate.")
@@ -301,22 +305,20 @@ class _Handler(BaseHTTPRequestHandler):
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Refused(415, f"Content-Type is {kind!r}; application/json is needed.")
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal():
-            raise Refused(411, "Content-Length is needed.")
+        num_bytes = body_bytes(self.headers.get("Content-Length", ""))
         try:
-            if int(length) <= MAX_BODY_BYTES:
-                return self.rfile.read(int(length))
+            body = self.rfile.read(num_bytes)
         except TimeoutError as error:
             raise Refused(408, f"the request did not arrive completely within {self.timeout:g} s.") from error
-        self._is_drained = True
-        raise Refused(413, _too_large(length))
+        self._has_unread = False
+        return body
 
     def handle_expect_100(self) -> bool:
-        """Refuse a large body before the client sends it (`Expect: 100-continue`)."""
-        length = self.headers.get("Content-Length", "")
-        if length.isdecimal() and int(length) > MAX_BODY_BYTES:
-            self._answer(Refused(413, _too_large(length)).answer)
+        """Refuse a body before the client sends it (`Expect: 100-continue`), as `body_bytes` does."""
+        try:
+            body_bytes(self.headers.get("Content-Length", ""))
+        except Refused as refused:
+            self._answer(refused.answer)
             return False
         return super().handle_expect_100()
 
@@ -331,10 +333,10 @@ class _Handler(BaseHTTPRequestHandler):
                     return
 
     def _is_gone(self) -> bool:
-        """Return whether the client has closed its connection."""
+        """Return whether the client has closed its connection, perhaps after bytes that nobody needs."""
         self.connection.settimeout(0.0)
         try:
-            return not self.connection.recv(1, socket.MSG_PEEK)
+            return not self.connection.recv(1 << 16)
         except BlockingIOError:
             return False
         except OSError:

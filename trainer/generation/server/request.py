@@ -1,7 +1,6 @@
 """Generation request: allowed fields, limits, and replies."""
 
 import json
-import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ FIELDS: dict[str, tuple[type, float, float]] = {
 }
 WORDS = ("prompt", "checkpoint", "run")
 MAX_PROMPT = 4000
+MAX_BODY_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,8 @@ class Answer:
     @classmethod
     def of_json(cls, code: int, value: dict[str, Any], **headers: str) -> "Answer":
         """Return a reply of one line of JSON."""
-        body = (json.dumps(value, ensure_ascii=False) + "\n").encode()
+        # Half of a surrogate pair is not UTF-8; its backslash form is JSON's own.
+        body = (json.dumps(value, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
         return cls(code, body, {"Content-Type": "application/json", **headers})
 
 
@@ -75,6 +76,17 @@ class Job:
             raise Refused(504, "the time limit has passed. Ask for fewer frames, pixels or steps.")
 
 
+def body_bytes(length: str) -> int:
+    """Return the bytes of a body by its Content-Length. Raises Refused: 411, or 413 for too large a body."""
+    if not length.isdecimal():
+        raise Refused(411, "Content-Length is needed.")
+    digits = length.lstrip("0") or "0"
+    if len(digits) > len(str(MAX_BODY_BYTES)) or int(digits) > MAX_BODY_BYTES:
+        shown = digits if len(digits) <= 20 else f"more than 10^{len(digits) - 1}"
+        raise Refused(413, f"the body has {shown} bytes; the limit is {MAX_BODY_BYTES}.")
+    return int(digits)
+
+
 def parse(body: bytes) -> dict[str, Any]:
     """Return the checked fields of a request's body. Raises Refused: 400, or 413 for too long a prompt."""
     try:
@@ -87,6 +99,8 @@ def parse(body: bytes) -> dict[str, Any]:
         if name in WORDS:
             if not isinstance(value, str):
                 raise Refused(400, f"{name} is {value!r}; text is needed.")
+            if any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise Refused(400, f"{name} has half of a surrogate pair; Unicode text is needed.")
         elif name in FIELDS:
             _check_number(name, value)
         else:
@@ -102,7 +116,7 @@ def parse(body: bytes) -> dict[str, Any]:
 def _check_number(name: str, value: object) -> None:
     kind, least, most = FIELDS[name]
     is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not least <= value <= most:  # type: ignore[arg-type, operator]
+    if not is_number or not least <= value <= most:  # type: ignore[operator]  # nor is NaN
         word = "a whole number" if kind is int else "a number"
         raise Refused(400, f"{name} is {value!r}; {word} from {least:g} to {most:g} is needed.")
 

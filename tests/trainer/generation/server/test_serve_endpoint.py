@@ -18,9 +18,9 @@ from trainer.generation import sample_clips, sample_command
 from trainer.generation.server import follow
 from trainer.generation.server import http_server as http_endpoint
 from trainer.generation.server.generate import Generator
-from trainer.generation.server.http_server import MAX_BODY_BYTES, Endpoint
+from trainer.generation.server.http_server import Endpoint
 from trainer.generation.server.presets import Changes
-from trainer.generation.server.request import Answer, Limits
+from trainer.generation.server.request import MAX_BODY_BYTES, Answer, Limits
 from trainer.generation.server.weights import Model
 from trainer.train import train
 from vidcurate.errors import InputError
@@ -121,6 +121,11 @@ def test_a_clip_on_request_is_that_of_sampling_by_hand(
         ({"prompt": "x", "seed": 1.5}, 400, "seed is 1.5; a whole number"),
         ({"prompt": "x", "seed": True}, 400, "seed is True"),
         ({"prompt": "x", "guidance": float("nan")}, 400, "guidance is nan; a number"),
+        ({"prompt": "x", "guidance": 10**400}, 400, "guidance is 1000"),
+        ({"prompt": "x", "seed": 10**400}, 400, "seed is 1000"),
+        (b'{"prompt": "x", "fps": -Infinity}', 400, "fps is -inf"),
+        ({"prompt": "\ud800 x"}, 400, "prompt has half of a surrogate pair"),
+        ({"prompt": "x", "\udfff": 1}, 400, "is no field"),
         ({"prompt": "x", "height": 31}, 400, "height and width must be even"),
         ({"prompt": "x", "height": 2}, 400, "smaller than the video encoder's blocks"),
         ({"prompt": "x", "num_frames": 17}, 413, "the limit is 16384"),

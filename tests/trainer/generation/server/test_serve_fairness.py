@@ -1,6 +1,7 @@
 """The endpoint takes nothing from others: from rounds, from waiting clients, from polite ones."""
 
 import json
+import shutil
 import socket
 import threading
 import time
@@ -59,6 +60,7 @@ def test_a_request_whose_client_has_gone_leaves_the_queue_and_the_model() -> Non
         wait_until(lambda: endpoint.jobs.unfinished_tasks and endpoint.jobs.empty())
         waiting = posted(endpoint.port)
         wait_until(lambda: not endpoint.jobs.empty())
+        waiting.sendall(b"\r\nGET / HTTP/1.1\r\n")  # of a pipeline; it hides no closed socket
         waiting.close()
         wait_until(endpoint.jobs.empty)
         worked_on.close()
@@ -74,6 +76,9 @@ def test_what_cannot_be_done_is_refused_while_the_queue_is_full(run: Path) -> No
         ({"num_frames": 200, "height": 256, "width": 256}, 413),
         ({"run": "other"}, 404),
     ]
+    half_copied = shutil.copytree(run / "step-00000001", run / "step-00000000")
+    (half_copied / "ema" / ".metadata").write_bytes(b"")
+    refused.append(({"checkpoint": half_copied.name}, 503))
     with listening(run, Limits(max_queue=1, max_tokens=10_000)) as port:
         clients = [posted(port) for _ in range(3)]
         for asked, code in refused:
@@ -84,6 +89,7 @@ def test_what_cannot_be_done_is_refused_while_the_queue_is_full(run: Path) -> No
         assert "tokens; the limit is 10000" in tokens.error()
         for client in clients:
             client.close()
+    shutil.rmtree(half_copied)
 
 
 @pytest.mark.parametrize("size", [100_000, 20_000_000])
