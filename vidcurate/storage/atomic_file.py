@@ -125,17 +125,17 @@ def fsync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _flush(path: Path) -> None:
-    """Flush a file, or a folder with all that it holds."""
+def flush(path: Path) -> None:
+    """Flush a file, or a folder with all that it holds. Raises OSError."""
     if path.is_dir():
         for inner in path.iterdir():
-            _flush(inner)
+            flush(inner)
     fsync_folder(path)
 
 
 def _rename(partial: Path, final: Path, *, is_flushed: bool) -> None:
     if is_flushed:
-        _flush(partial)
+        flush(partial)
     partial.replace(final)
     if is_flushed:
         fsync_folder(final.parent)

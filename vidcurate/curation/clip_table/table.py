@@ -9,7 +9,9 @@ unchanged, the stage is up to date; when its input table has changed since, late
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -184,20 +186,45 @@ def write(
     meaning and more, as `column_words` returns them). The same arguments give the same bytes. Raises
     StorageError when the write fails (an old table is then untouched).
     """
-    lazy = frame.lazy()
-    names = lazy.collect_schema().names()
-    if path.stem == origin.stage and any(name in STAGES for name in origin.inputs):
-        own = (
-            written_by(origin.stage)
-            | (set(OF_CAPTION) if origin.stage == "filter" else set())
-            | set(words or ())
-        )
-        names = [name for name in names if name in own]
-        lazy = lazy.select(names)
     with atomic_file.storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file.atomic_path(path) as partial:
-            sink(lazy, partial, lambda: origin, words or {})
+            sink(_own_part(frame, path, origin, words or {}), partial, lambda: origin, words or {})
+
+
+@contextmanager
+def writing(frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance) -> Iterator[None]:
+    """Write `frame` to `path` as `write` does, in a thread, while the block runs.
+
+    The rename follows the block: a block that raises, or a process killed in the block, leaves an old table
+    untouched. So the block may write the other files of the stage, and the table comes last. Raises
+    StorageError.
+    """
+    lazy = _own_part(frame, path, origin, {})
+
+    def fill(partial: Path) -> None:
+        sink(lazy, partial, lambda: origin, {})
+        atomic_file.flush(partial)
+
+    with ExitStack() as stack, ThreadPoolExecutor(max_workers=1) as beside:  # the thread ends before the file
+        with atomic_file.storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            filled = beside.submit(fill, stack.enter_context(atomic_file.atomic_path(path)))
+        yield
+        with atomic_file.storage_errors(path):
+            filled.result()
+            stack.close()
+
+
+def _own_part(
+    frame: pl.LazyFrame | pl.DataFrame, path: Path, origin: Provenance, words: Mapping[str, object]
+) -> pl.LazyFrame:
+    """Return the columns of `frame` that the file of a stage holds, with those of `words`."""
+    lazy = frame.lazy()
+    if path.stem != origin.stage or not any(name in STAGES for name in origin.inputs):
+        return lazy
+    own = written_by(origin.stage) | (set(OF_CAPTION) if origin.stage == "filter" else set()) | set(words)
+    return lazy.select(name for name in lazy.collect_schema().names() if name in own)
 
 
 def sink(

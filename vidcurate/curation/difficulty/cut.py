@@ -75,9 +75,11 @@ def _cuts(ends: Floats, levels: int) -> Ints:
 
 def ties_together(values: Floats, weights: Floats, levels: int) -> Ints:
     """Return the level (from 0) of each clip; equal values share one, no level is empty."""
-    distinct, place = np.unique(values, return_inverse=True)
-    ends = np.cumsum(np.bincount(place, weights=weights, minlength=len(distinct)), dtype=np.float64)
-    return np.searchsorted(_cuts(ends, levels), place, side="left").astype(np.int64)
+    distinct, sizes = np.unique(values, return_counts=True)
+    if np.any(weights != 1.0):
+        sizes = np.bincount(np.searchsorted(distinct, values), weights=weights, minlength=len(distinct))
+    last = distinct[_cuts(np.cumsum(sizes, dtype=np.float64), levels)]
+    return np.searchsorted(last, values, side="left").astype(np.int64)
 
 
 def ties_split(values: Floats, weights: Floats, hashes: rng.Words, levels: int) -> Ints:

@@ -7,6 +7,7 @@ docs/difficulty.md. No source is in both folds. A clip's level and fold do not d
 
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,16 @@ def _measure(parts: list[pl.DataFrame], columns: list[str], spec: SplitSpec) -> 
     return jumps
 
 
-def _cut(rows: pl.DataFrame, draws: cut.Floats, spec: SplitSpec, where: Path) -> pl.DataFrame:
-    """Return the rows with `level` and `fold`, of `cut.fold_draws`. Raises InputError for too few rows."""
+def _with_folds(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, cut.Floats]:
+    """Return the rows with `fold`, and the draws that decide the fold, float64 (n,)."""
+    draws = cut.fold_draws(rows, spec.seed)
+    is_validation = pl.Series(draws < spec.validation_fraction)
+    fold = pl.when(is_validation).then(pl.lit("validation")).otherwise(pl.lit("train"))
+    return rows.with_columns(fold.alias("fold")), draws
+
+
+def _with_levels(rows: pl.DataFrame, spec: SplitSpec, where: Path) -> pl.DataFrame:
+    """Return the rows with `level` (and `tokens`). Raises InputError for too few rows."""
     distinct = rows[spec.column].n_unique()
     if spec.levels > (distinct if spec.ties == "together" else len(rows)):
         have = f"{distinct} different values" if spec.ties == "together" else f"{len(rows)} clips"
@@ -116,10 +125,6 @@ def _cut(rows: pl.DataFrame, draws: cut.Floats, spec: SplitSpec, where: Path) ->
     return rows.with_columns(
         *([] if tokens is None else [pl.Series("tokens", tokens)]),
         pl.Series("level", level + 1, dtype=COLUMNS["level"].dtype),
-        pl.when(pl.Series(draws < spec.validation_fraction))
-        .then(pl.lit("validation"))
-        .otherwise(pl.lit("train"))
-        .alias("fold"),
     )
 
 
@@ -217,9 +222,28 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         raise InputError(
             f"{source}: no clip is kept, so there is nothing to split. See {run / 'funnel.json'}."
         )
-    draws = cut.fold_draws(rows, spec.seed)
-    rows = _cut(rows, draws, spec, source)
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        folds = beside.submit(_with_folds, rows, spec)
+        levels = _with_levels(rows, spec, source)
+        rows, draws = folds.result()
+    rows = levels.with_columns(rows["fold"])
+    total = clips.select(pl.len()).collect().item()
     progress(1, 2, "steps")
+    with table.writing(_joined(clips, rows, dropped, total), target, origin):
+        summary, drawn = _measured(rows, draws, spec, total, len(dropped))
+        atomic_file.write_json(levels_path, {"column": spec.column, **asdict(summary), "histograms": drawn})
+        atomic_file.write_text(run / FRAGMENT, recipe_fragment(spec.levels, summary.ramps, spec))
+        if ledger_path.exists() and (len(dropped) or _reported(ledger_path)):
+            reported = _with_split(pl.read_parquet(ledger_path), dropped, spec)
+            table.write(reported, ledger_path, table.provenance(ledger_path))
+    progress(2, 2, "steps")
+    return summary
+
+
+def _measured(
+    rows: pl.DataFrame, draws: cut.Floats, spec: SplitSpec, total: int, num_dropped: int
+) -> tuple[SplitSummary, dict[str, Any]]:
+    """Return the summary of the split `rows` of `total`, and the histograms of levels.json."""
     parts = [rows.filter(pl.col("level") == number) for number in range(1, spec.levels + 1)]
     columns = [name for name in dict.fromkeys((spec.column, *SHIFTING)) if name in rows.columns]
     jumps = _measure(parts, columns, spec)
@@ -229,12 +253,11 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
     tail = advice.tail(values)
     ends = [part[spec.column].cast(pl.Float64).to_numpy() for part in parts[-2:]]
     to_ratio = advice.tail_to_ratio(ends[0], ends[1], len(rows), spec) if len(ends) == 2 else None
-    total = clips.select(pl.len()).collect().item()
     summary = SplitSummary(
         rows_in=total,
         rows_kept=len(rows),
         rows_rejected=total - len(rows),
-        rows_dropped_here=len(dropped),
+        rows_dropped_here=num_dropped,
         train_clips=sum(train_clips.values()),
         validation_clips=len(rows) - sum(train_clips.values()),
         levels=tuple(_level(number, part, spec.column) for number, part in enumerate(parts, start=1)),
@@ -249,15 +272,7 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         ),
         up_to_date=False,
     )
-    drawn = {"quantiles": QUANTILES, "columns": histograms(parts, columns)}
-    atomic_file.write_json(levels_path, {"column": spec.column, **asdict(summary), "histograms": drawn})
-    atomic_file.write_text(run / FRAGMENT, recipe_fragment(spec.levels, ramps, spec))
-    if ledger_path.exists() and (len(dropped) or _reported(ledger_path)):
-        reported = _with_split(pl.read_parquet(ledger_path), dropped, spec)
-        table.write(reported, ledger_path, table.provenance(ledger_path))
-    table.write(_joined(clips, rows, dropped, total), target, origin)
-    progress(2, 2, "steps")
-    return summary
+    return summary, {"quantiles": QUANTILES, "columns": histograms(parts, columns)}
 
 
 def _reported(ledger_path: Path) -> int:
@@ -272,21 +287,22 @@ def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame, tota
     """Return the level, fold and verdict of every row of `total`, including the clips dropped here."""
     verdict = ("is_kept", "reject_stage", "reject_rule", "reject_value", "reject_threshold")
 
-    def scattered(at: pl.DataFrame, name: str) -> pl.Series:
+    def places(at: pl.DataFrame) -> pl.Series:
         place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, total)
-        place = place.scatter(at["row"], pl.int_range(len(at), dtype=pl.UInt32, eager=True))
-        return at[name].gather(place)
+        return place.scatter(at["row"], pl.int_range(len(at), dtype=pl.UInt32, eager=True))
 
-    cut_here = pl.DataFrame([scattered(rows, "level"), scattered(rows, "fold")]).lazy()
+    place = places(rows)
+    cut_here = pl.DataFrame([rows[name].gather(place) for name in ("level", "fold")]).lazy()
     every = pl.concat([clips.select("clip_id", *verdict), cut_here], how="horizontal")
     if dropped.is_empty():
         return every
-    is_dropped = scattered(dropped, "rule").is_not_null()
+    place = places(dropped)
+    is_dropped = place.is_not_null()
     return every.with_columns(
         (pl.col("is_kept") & ~is_dropped).alias("is_kept"),
         pl.when(is_dropped).then(pl.lit("split")).otherwise("reject_stage").alias("reject_stage"),
         *(
-            pl.coalesce(scattered(dropped, name), f"reject_{name}").alias(f"reject_{name}")
+            pl.coalesce(dropped[name].gather(place), f"reject_{name}").alias(f"reject_{name}")
             for name in ("rule", "value", "threshold")
         ),
     )

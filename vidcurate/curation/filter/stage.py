@@ -7,6 +7,7 @@ before.
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,19 +107,15 @@ def apply_rules(
     entries.clear()
     reported = reported.sort("row", maintain_order=True)  # stable: rules stay in order within a row
     reported = reported.with_columns(facts["clip_id"].gather(reported["row"]))
+    names = ("stage", "rule", "value", "threshold")
     # The verdict on a clip is the ledger's entry for the first rule that rejects it.
     is_first = reported["order"] == first.gather(reported["row"])
     reported = reported.with_columns((is_first & ~reported["is_overridden"]).alias("is_verdict"))
-    verdicts = reported.filter("is_verdict")
+    verdicts = reported.select("row", *names, "is_verdict").filter("is_verdict")
     place = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(facts))
     place = place.scatter(verdicts["row"], pl.int_range(len(verdicts), dtype=pl.UInt32, eager=True))
-    checked = facts.select("clip_id").with_columns(
-        first.is_null().alias("is_kept"),
-        *(
-            verdicts[name].gather(place).alias(f"reject_{name}")
-            for name in ("stage", "rule", "value", "threshold")
-        ),
-    )
+    reasons = verdicts.select(pl.col(name).gather(place).alias(f"reject_{name}") for name in names)
+    checked = facts.select("clip_id", first.is_null().alias("is_kept")).hstack(reasons)
     return checked, rejection_ledger.signed(reported, spec.model_dump_json()).select(
         "row", *rejection_ledger.ORDER
     )
@@ -127,7 +124,8 @@ def apply_rules(
 def funnel_of(reported: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
     """Return the rules that rejected something, in their order, with the rows in and out of each."""
     firsts = (
-        reported.filter("is_verdict")
+        reported.select("order", "rule", "stage", "threshold", "is_verdict")
+        .filter("is_verdict")
         .group_by("order", "rule")
         .agg(pl.len().alias("rejected"), pl.col("stage", "threshold").first())
         .with_columns(pl.col("stage", "rule", "threshold").cast(pl.String))
@@ -162,28 +160,34 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
     source = table.stage_path(run, previous)
     reviews = read_reviews(run)
     decided = {REVIEWS: digest_of(reviews.outcomes)} if reviews.outcomes else {}
-    origin = table.Provenance(
-        stage="filter",
-        settings=json.loads(spec.model_dump_json()),
-        inputs={previous: table.digest(source), **decided},
-    )
     target, funnel_path, ledger_path = table.stage_path(run, "filter"), run / FUNNEL, run / LEDGER
-    up_to_date = table.is_up_to_date(target, origin) and funnel_path.exists() and ledger_path.exists()
-    if not up_to_date:
-        before = table.scan(run, previous)
-        clips, changed = with_edited_captions(run, before, reviews)
-        checked, reported = apply_rules(clips, spec, source, reviews)
-        progress(1, 3, "steps")
-        table.write(_with_texts(reported).drop("row"), ledger_path, origin)
-        atomic_file.write_json(funnel_path, [asdict(step) for step in funnel_of(reported, len(checked))])
-        del reported
-        progress(2, 3, "steps")
-        every = _with_texts(checked)
-        if reviews.outcomes:
-            parts = [every, review_columns(before, reviews), clips.select(changed)]
-            every = pl.concat(parts[: 3 if changed else 2], how="horizontal")
-        table.write(every, target, origin)
-        progress(3, 3, "steps")
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        digest = beside.submit(table.digest, source)
+
+        def origin() -> table.Provenance:
+            return table.Provenance(
+                stage="filter",
+                settings=json.loads(spec.model_dump_json()),
+                inputs={previous: digest.result(), **decided},
+            )
+
+        is_there = all(path.exists() for path in (target, funnel_path, ledger_path))
+        up_to_date = is_there and table.is_up_to_date(target, origin())
+        if not up_to_date:
+            before = table.scan(run, previous)
+            clips, changed = with_edited_captions(run, before, reviews)
+            checked, reported = apply_rules(clips, spec, source, reviews)
+            progress(1, 3, "steps")
+            every = _with_texts(checked)
+            if reviews.outcomes:
+                parts = [every, review_columns(before, reviews), clips.select(changed)]
+                every = pl.concat(parts[: 3 if changed else 2], how="horizontal")
+            with table.writing(every, target, origin()):
+                table.write(_with_texts(reported).drop("row"), ledger_path, origin())
+                steps = [asdict(step) for step in funnel_of(reported, len(checked))]
+                atomic_file.write_json(funnel_path, steps)
+                progress(2, 3, "steps")
+            progress(3, 3, "steps")
     return _summary(target, funnel_path, up_to_date, summarise_reviews(run, reviews))
 
 

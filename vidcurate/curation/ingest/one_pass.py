@@ -1,15 +1,18 @@
 """Table of a metadata file without files, in one pass over the metadata.
 
 Without a listing a row's verdict depends on other rows by one thing only: whether its id was there before. So
-the pass writes the table as if no id were there twice (the draft), and the ids are compared afterwards. Where
-one is there twice, the table is written again from the draft, with other verdicts. A row that the pass
-cannot decide is marked, and the metadata is then read in two passes (`two_passes`).
+the pass writes the table as if no id were there twice (the draft), and hashes the ids on the way. Only where
+two hashes are equal, the ids are compared afterwards. Where one is there twice, the table is written again
+from the draft, with other verdicts. A row that the pass cannot decide is marked, and the metadata is then
+read in two passes (`two_passes`).
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from vidcurate.curation.clip_table import table
@@ -47,22 +50,32 @@ def write_table(
     if not captions.is_plain(there, captions.main_column(rows.labels)) or "note" in there:
         return None
     read = typed(rows)
-    drafted = _draft(rows, read, dataset_of(schema, spec), spec)
-    first = drafted.head(_ROWS_TRIED).select("ingest_problem").collect()
+    seen = _Seen()
+    dataset = dataset_of(schema, spec)
+    first = _draft(rows, read, dataset, spec, _Seen()).head(_ROWS_TRIED).select("ingest_problem").collect()
     if (first["ingest_problem"] == _UNDECIDED).any():
         return None
+    drafted = _draft(rows, read, dataset, spec, seen)
     words = {cell.name: words_of(cell.source) for cell in rows.own}
     left = scratch / "draft.parquet"
-    with atomic_file.storage_errors(target), atomic_file.atomic_path(target) as file:
+    with (
+        atomic_file.storage_errors(target),
+        atomic_file.atomic_path(target) as file,
+        ThreadPoolExecutor(max_workers=1) as beside,
+    ):
         table.sink(drafted, file, origin, words)
+        flushed = beside.submit(atomic_file.flush, file)
         keys = pl.read_parquet(file, columns=["clip_id", "ingest_problem"])
         if keys.is_empty():
             raise no_rows(spec.metadata)
         problems = keys["ingest_problem"]
         if (problems == _UNDECIDED).any():
+            flushed.result()
             file.unlink()
             return None
-        ledger = evaluate_ids(keys["clip_id"], problems, _bad_rows(rows, read, problems))
+        bad = _bad_rows(rows, read, problems)
+        ledger = evaluate_ids(keys["clip_id"], problems, bad, are_safe=seen.are_safe(len(keys)))
+        flushed.result()
         if ledger.frame["is_duplicate"].any():
             file.replace(left)
     if left.exists():
@@ -74,7 +87,26 @@ def write_table(
     return ledger
 
 
-def _draft(rows: Rows, read: Typed, dataset: str, spec: IngestSpec) -> pl.LazyFrame:
+class _Seen:
+    """Hashes of the ids of a pass, in any order, and whether each id is its own sample key."""
+
+    def __init__(self) -> None:
+        self._hashes: list[pl.Series] = []
+        self._has_other_keys = False
+
+    def add(self, ids: pl.Series, keys: pl.Series) -> None:
+        """Add the ids of some rows and their sample keys; the same series where they are the same."""
+        self._hashes.append(ids.hash())
+        self._has_other_keys |= keys is not ids
+
+    def are_safe(self, num_rows: int) -> bool:
+        """Return whether the ids of `num_rows` were seen once each, all unlike, each its own sample key."""
+        hashes = np.sort(pl.concat(self._hashes).to_numpy()) if self._hashes else np.empty(0, np.uint64)
+        is_whole = len(hashes) == num_rows and not self._has_other_keys
+        return is_whole and not bool((hashes[1:] == hashes[:-1]).any())
+
+
+def _draft(rows: Rows, read: Typed, dataset: str, spec: IngestSpec, seen: _Seen) -> pl.LazyFrame:
     """Return the table as each row alone tells it; ingest_problem is `unjudged` where that is not enough."""
     there = rows.frame.collect_schema()
     present = [name for name in CELLS if name in there]
@@ -88,7 +120,7 @@ def _draft(rows: Rows, read: Typed, dataset: str, spec: IngestSpec) -> pl.LazyFr
     nothing = pl.lit(None, dtype=pl.String)
     given, path = (pl.col(name) if name in there else nothing for name in ("clip_id", "video_path"))
     names = pl.struct(given.alias("clip_id"), path.alias("video_path"))
-    named = names.map_batches(partial(_named, spec.extension), return_dtype=_NAMED, is_elementwise=True)
+    named = names.map_batches(partial(_named, spec.extension, seen), return_dtype=_NAMED, is_elementwise=True)
     frame = frame.with_columns(named=named).drop("clip_id", "video_path", strict=False).unnest("named")
     unjudged = pl.col("is_several") | pl.col("leaves") | pl.col("clip_id").is_null()
     source = pl.coalesce("source_id", "clip_id") if "source_id" in there else pl.col("clip_id")
@@ -104,18 +136,24 @@ def _draft(rows: Rows, read: Typed, dataset: str, spec: IngestSpec) -> pl.LazyFr
     return with_columns(frame, columns_of(frame, rows.own))
 
 
-def _named(extension: str, cells: pl.Series) -> pl.Series:
-    """Return the columns of _NAMED of rows that have clip_id and video_path, either of which may be null."""
+def _named(extension: str, seen: _Seen, cells: pl.Series) -> pl.Series:
+    """Return the columns of _NAMED of rows that have clip_id and video_path, either of which may be null.
+
+    Adds the ids to `seen`.
+    """
     frame = cells.struct.unnest()
     given, path = frame["clip_id"], frame["video_path"]
     ids = path.str.strip_suffix(extension)
     if given.null_count() == len(given) and not ids.null_count() and safe_keys(ids) is ids:
         # A path without its extension that is a safe key is a bare name.
+        seen.add(ids, ids)
         found = pl.DataFrame({"clip_id": ids, "sample_key": ids, "video_path": path})
         return found.with_columns(leaves=pl.lit(value=False)).to_struct(cells.name)
     where = relative(frame.select(pl.coalesce(path, given + extension)).to_series(), None)
     ids = frame.select(pl.coalesce(given, where["path"].str.strip_suffix(extension))).to_series()
-    found = pl.DataFrame({"clip_id": ids, "sample_key": safe_keys(ids), "video_path": where["path"]})
+    keys = safe_keys(ids)
+    seen.add(ids, keys)
+    found = pl.DataFrame({"clip_id": ids, "sample_key": keys, "video_path": where["path"]})
     leaves = where["leaves"].fill_null(value=False).rename("leaves")
     return found.with_columns(leaves).to_struct(cells.name)
 

@@ -158,12 +158,12 @@ def reconcile(
     )
 
 
-def evaluate_ids(ids: pl.Series, problems: pl.Series, bad: pl.DataFrame) -> Ledger:
+def evaluate_ids(ids: pl.Series, problems: pl.Series, bad: pl.DataFrame, *, are_safe: bool) -> Ledger:
     """Return the verdicts of a table that was read without files, from what each row alone says.
 
     `ids` as they are in the metadata, `problems` null, bad_value or empty_caption; `bad` has the columns bad
-    and is_empty of each row with a bad value, in order. Raises InputError when two ids would share a sample
-    key.
+    and is_empty of each row with a bad value, in order. `are_safe`: the ids are known to differ, each its own
+    sample key; else they are compared here. Raises InputError when two ids would share a sample key.
     """
     frame = pl.DataFrame({"base_id": ids, "problem": problems}).with_row_index("row", offset=1)
     is_bad, is_empty = (problems.eq_missing(word).rename(name) for word, name in _OF_A_ROW)
@@ -177,7 +177,11 @@ def evaluate_ids(ids: pl.Series, problems: pl.Series, bad: pl.DataFrame) -> Ledg
         *(pl.lit(None, dtype=pl.String).alias(name) for name in ("file_path", "written_path")),
         note=pl.lit(""),
     )
-    frame = _with_keys(_with_unique_ids(frame))
+    if are_safe:
+        same = pl.col("base_id")
+        frame = frame.with_columns(clip_id=same, sample_key=same, is_duplicate=pl.lit(value=False))
+    else:
+        frame = _with_keys(_with_unique_ids(frame))
     problem = pl.when("is_duplicate").then(pl.lit("duplicate_id")).otherwise("problem")
     return Ledger(
         frame=frame.with_columns(ingest_problem=problem).drop("problem"),

@@ -138,6 +138,7 @@ def _write(
         if ledger is not None:
             num_rows = ledger.num_rows
             found = _findings(plan, ledger)
+            named: list[str] = []
         else:
             cells = two_passes.first_pass(rows)
             if cells.is_empty():
@@ -159,7 +160,8 @@ def _write(
             )  # what only the report needs goes before the second pass, which needs the memory
             words = {cell.name: words_of(cell.source) for cell in rows.own}
             table.write(whole, target, origin(), words=words)
-        report = {"made_from": _origin(plan, spec, digest)[1], **_report(found, target, more, videos)}
+            named = [name for name in caption_names(run) if name != MAIN]
+        report = {"made_from": _origin(plan, spec, digest)[1], **_report(found, named, run, more, videos)}
         write_report(run / REPORT, report)
     except pl.exceptions.PolarsError as error:
         raise unreadable(spec.metadata, error, spec.encoding) from error
@@ -217,18 +219,18 @@ def _findings(plan: IngestPlan, ledger: Ledger) -> dict[str, Any]:
 
 
 def _report(
-    found: dict[str, Any], written: Path, more: dict[str, Any], videos: Path | None
+    found: dict[str, Any], captions: list[str], run: Path, more: dict[str, Any], videos: Path | None
 ) -> dict[str, Any]:
-    """Return the values of reconcile.json, in their order."""
+    """Return the values of reconcile.json, in their order; `captions` are the names of several a clip."""
     found = dict(found)
     findings, has_absolute_paths = found.pop("lists"), found.pop("has_absolute_paths")
     return {
         **found,
         "own_columns": [
             {"column": name, "source": own.source, "type": str(own.dtype)}
-            for name, own in own_columns(written.parent).items()
+            for name, own in own_columns(run).items()
         ],
-        "captions": [name for name in caption_names(written.parent) if name != MAIN],
+        "captions": captions,
         "videos": _place(videos),
         "root_of_absolute_paths": _place(videos) if has_absolute_paths else None,
         **findings,

@@ -45,11 +45,55 @@ def test_a_failed_write_leaves_the_old_table(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["ingest.parquet"]
 
 
+def test_a_table_written_beside_other_files_comes_last(tmp_path: Path) -> None:
+    path, other = tmp_path / "ingest.parquet", tmp_path / "other.parquet"
+    table.write(clips("a"), path, origin())
+    before = path.read_bytes()
+
+    with table.writing(clips("a", "b"), path, origin()):
+        table.write(clips("c"), other, origin())
+        assert path.read_bytes() == before
+    table.write(clips("a", "b"), other, origin())
+
+    assert path.read_bytes() == other.read_bytes()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["ingest.parquet", "other.parquet"]
+
+
+def test_a_block_that_fails_beside_a_write_leaves_the_old_table(tmp_path: Path) -> None:
+    path = tmp_path / "ingest.parquet"
+    table.write(clips("a"), path, origin())
+    before = path.read_bytes()
+
+    with pytest.raises(OSError, match="of another file"), table.writing(clips("b", "c"), path, origin()):
+        raise OSError(5, "of another file")
+
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["ingest.parquet"]
+
+
+def test_a_write_that_fails_beside_a_block_leaves_the_old_table(tmp_path: Path) -> None:
+    path = tmp_path / "ingest.parquet"
+    table.write(clips("a"), path, origin())
+    before = path.read_bytes()
+    wrong = clips("b").lazy().with_columns(pl.col("clip_id").cast(pl.Int32))
+
+    with pytest.raises(pl.exceptions.PolarsError), table.writing(wrong, path, origin()):
+        pass
+
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["ingest.parquet"]
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(StorageError, match=r"file/x\.parquet: cannot be written"):
         table.write(clips("a"), tmp_path / "file" / "x.parquet", origin())
+    with (
+        pytest.raises(StorageError, match=r"file/x\.parquet: cannot be written"),
+        table.writing(clips("a"), tmp_path / "file" / "x.parquet", origin()),
+    ):
+        raise AssertionError("the block ran")
 
 
 def test_a_stage_reads_the_nearest_earlier_one(tmp_path: Path) -> None:

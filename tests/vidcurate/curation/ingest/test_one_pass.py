@@ -101,3 +101,16 @@ def test_a_caption_loses_every_blank_around_it_and_no_other_letter(tmp_path: Pat
     frame, _, _ = ingest(tmp_path / "run", table)
     assert frame["caption"].equals(pl.Series("caption", captions).str.strip_chars())
     assert (frame["caption"] == "x").sum() == (1 + 25) ** 2  # Unicode has 25 blanks; Python adds four
+
+
+def test_an_id_that_is_there_again_megabytes_later_is_found(tmp_path: Path) -> None:
+    table = tmp_path / "OpenVid.csv"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        write = csv.writer(file)
+        write.writerow(HEADER)
+        write.writerows(row(f"clip{n}.mp4", "A dog runs. " * 200) for n in range(4000))
+        write.writerow(row("clip1.mp4"))
+    assert table.stat().st_size > 4 * (2 << 20), "four of the chunks that polars reads at once"
+    frame, report, _ = ingest(tmp_path / "run", table)
+    assert frame["clip_id"][-1] == "clip1#2"
+    assert report["problems"] == {"duplicate_id": 1}
