@@ -5,7 +5,8 @@ So the reader allows a literal list of (module, name) pairs, all of them plain c
 distributed checkpoint (DCP), and no name with a dot, which Python would resolve attribute by attribute
 (`torch.distributed.checkpoint.filesystem` imports `os`: "os.system" is reachable from there). A pickle can
 also set attributes of the classes that it names, for the whole process: the reader sets them back and
-refuses. Before all that, `pickle_scan` refuses a pickle that asks for more memory than its bytes account for.
+refuses. Before all that, `pickle_scan` refuses a pickle that asks for more memory or time than its bytes
+account for.
 Then the reader checks that file names are plain and inside the part, and that the files are large
 enough for the sizes.
 """
@@ -28,6 +29,7 @@ from trainer.run_folder.checkpoint.pickle_scan import require_bounded
 from vidcurate.errors import CheckpointError
 
 METADATA = ".metadata"
+MOST_DIMENSIONS = 64  # of a tensor; torch's own limit
 MOST_BYTES = 1 << 30  # of a .metadata file; one of 1.2 billion weights over 1,024 ranks has 60 MB
 
 _DCP = "torch.distributed.checkpoint"
@@ -45,6 +47,7 @@ _ALLOWED = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),  # a lookup in a dict of layouts
 }
+_MOST_CHARACTERS = 200  # of a forged value in an error
 _FILE = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
 
 
@@ -104,7 +107,7 @@ def read_metadata(folder: Path) -> Metadata:
     except MemoryError as error:
         raise CheckpointError(f"{path}: cannot be read (it asks for too much memory).") from error
     except Exception as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}).") from error
+        raise CheckpointError(f"{path}: cannot be read ({_short(error)}).") from error
     if problem:
         raise CheckpointError(f"{path}: {problem}. Take another checkpoint of the run.")
     assert isinstance(metadata, Metadata)
@@ -119,13 +122,13 @@ def _problem(metadata: object, folder: Path) -> str:
     num_bytes = 0
     for name, facts in metadata.state_dict_metadata.items():
         if type(name) is not str or type(facts) is not TensorStorageMetadata:
-            return f"{str(name)[:80]!r} is not a tensor"
+            return f"{_short(name)!r} is not a tensor"
         shape = tuple(facts.size)
-        if not all(type(length) is int and length >= 0 for length in shape):
-            return f"{name} has the shape {shape}"
+        if len(shape) > MOST_DIMENSIONS or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
+            return f"{_short(name)} has the shape {_short(shape)}"
         dtype = facts.properties.dtype
         if type(dtype) is not torch.dtype:
-            return f"{name} has no dtype"
+            return f"{_short(name)} has no dtype"
         num_bytes += math.prod(shape) * dtype.itemsize
     if num_bytes > sum(sizes.values()):
         return f"names {num_bytes:,} bytes of tensors, and its files hold {sum(sizes.values()):,}"
@@ -140,10 +143,14 @@ def _problem(metadata: object, folder: Path) -> str:
             or not _FILE.fullmatch(place)
             or getattr(info, "transform_descriptors", None)
         ):
-            return f"places {index.fqn} in {str(place)[:80]!r}, which is no file of a part"
+            return f"places {_short(index.fqn)} in {_short(place)!r}, which is no file of a part"
         offset, length = info.offset, info.length
         if not (type(offset) is type(length) is int and offset >= 0 and length >= 0):
-            return f"places {index.fqn} at byte {offset}, length {length}"
+            return f"places {_short(index.fqn)} at byte {_short(offset)}, length {_short(length)}"
         if offset + length > sizes.get(place, 0):
-            return f"places {index.fqn} behind the end of {place}"
+            return f"places {_short(index.fqn)} behind the end of {place}"
     return ""
+
+
+def _short(value: object) -> str:
+    return str(value)[:_MOST_CHARACTERS]

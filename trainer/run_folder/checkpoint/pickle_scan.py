@@ -1,16 +1,21 @@
-"""Scan of a pickle before loading: refuse what asks for too much memory.
+"""Scan of a pickle before loading: refuse what asks for too much memory or time.
 
 Ten bytes can ask Python's unpickler for gigabytes: a memo index of 2^29 makes a table of that many entries, a
 buffer's or a frame's length is allocated before one byte of it is read. The scan walks the opcodes without
 running one: each length must lie inside the file, a memo index cannot exceed the number of opcodes before it,
-and opcodes that no metadata needs are refused. Source: CPython's `pickletools`, `Modules/_pickle.c`.
+and opcodes that no metadata needs are refused. `pickle_stack` refuses values that unfold through the memo.
+Source: CPython's `pickletools`, `Modules/_pickle.c`.
 """
 
 import pickle
 import pickletools
 
+from trainer.run_folder.checkpoint.pickle_stack import PickleStack
+
 MOST_OPCODES = 1 << 28
-_MOST_NUMBER_BYTES = 64  # no size or offset takes more, also as text
+# No size or offset takes more. Longer numbers may have one hash, and a dict of them takes quadratic time.
+_MOST_NUMBER_BYTES = 9
+_MOST_NUMBER_TEXT = 22  # 19 digits, a sign, an L, the line's end
 _REFUSED = {
     "BYTEARRAY8",
     "NEXT_BUFFER",
@@ -23,6 +28,8 @@ _REFUSED = {
     "DUP",
 }
 _NUMBERS = {"INT", "LONG", "LONG1", "LONG4"}
+_PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
+_TEXTS = {"GET", "PUT"}  # whose memo index is written in digits
 # Bytes of an argument's length, by pickletools' negative sizes.
 _LENGTH_BYTES = {
     pickletools.TAKEN_FROM_ARGUMENT1: 1,
@@ -35,29 +42,31 @@ _ARGUMENT_BYTES = {ord(one.code): one.arg.n if one.arg else 0 for one in picklet
 _PLAIN = {  # opcodes whose argument needs no look
     code: count
     for code, count in _ARGUMENT_BYTES.items()
-    if count >= 0 and _NAMES[code] not in _REFUSED | {"BINPUT", "LONG_BINPUT", "FRAME", "STOP"}
+    if count >= 0 and _NAMES[code] not in _REFUSED | {"BINPUT", "LONG_BINPUT", "FRAME"}
 }
 
 
 def require_bounded(data: bytes) -> None:
-    """Raise UnpicklingError for a pickle that is cut, or asks for more memory than it has bytes."""
+    """Raise UnpicklingError for a pickle that is cut, or asks for more memory or time than it has bytes."""
     at, count, size = 0, 0, len(data)
+    actions = PickleStack().actions
     while at < size:
         code = data[at]
         at += 1
         count += 1
-        plain = _PLAIN.get(code)
-        if plain is not None:
-            at += plain
-            continue
         name = _NAMES.get(code)
         if name is None or name in _REFUSED:
             raise pickle.UnpicklingError(f"byte {at - 1} holds {name or code}, which no metadata has")
+        start = at
+        plain = _PLAIN.get(code)
+        at = _behind_argument(data, at, name, _ARGUMENT_BYTES[code], count) if plain is None else at + plain
+        if at > size:
+            break
+        actions[code](data, start, at)
         if name == "STOP":
             if count > MOST_OPCODES:
                 raise pickle.UnpicklingError(f"it has {count:,} opcodes")
             return
-        at = _behind_argument(data, at, name, _ARGUMENT_BYTES[code], count)
     raise pickle.UnpicklingError(f"it is cut after {size} bytes")
 
 
@@ -74,8 +83,8 @@ def _behind_argument(data: bytes, at: int, name: str, form: int, count: int) -> 
         if name in ("GLOBAL", "INST"):  # two lines
             behind = data.find(b"\n", behind) + 1
         text = data[at : behind - 1]
-        value = int(text) if name == "PUT" and len(text) < 20 and text.isdigit() else 0
-        if name == "PUT" and not value and text != b"0":
+        value = int(text) if name in _TEXTS and len(text) < 20 and text.isdigit() else 0
+        if name in _TEXTS and not value and text != b"0":
             raise pickle.UnpicklingError(f"the memo index {text[:20]!r} is none")
     else:
         start = at + _LENGTH_BYTES[form]
@@ -83,8 +92,9 @@ def _behind_argument(data: bytes, at: int, name: str, form: int, count: int) -> 
         behind = start + int.from_bytes(data[at:start], "little")
     if not 0 < behind <= len(data):
         raise pickle.UnpicklingError(f"a {name} at byte {at - 1} lies beyond its end")
-    if name in ("PUT", "BINPUT", "LONG_BINPUT") and value > count:
+    if name in _PUTS and value > count:
         raise pickle.UnpicklingError(f"opcode {count} has the memo index {value:,}")
-    if name in _NUMBERS and behind - start > _MOST_NUMBER_BYTES:
+    most = _MOST_NUMBER_TEXT if form == pickletools.UP_TO_NEWLINE else _MOST_NUMBER_BYTES
+    if name in _NUMBERS and behind - start > most:
         raise pickle.UnpicklingError(f"a number at byte {at - 1} has {behind - start:,} bytes")
     return behind
