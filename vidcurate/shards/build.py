@@ -28,7 +28,7 @@ from vidcurate.executor.map_shards import in_processes, in_threads
 from vidcurate.media import transcode
 from vidcurate.shards import index, index_file
 from vidcurate.shards.folder import finished_by, open_set
-from vidcurate.shards.kept_clips import integrity_levels
+from vidcurate.shards.kept_clips import integrity_levels, is_as_probed
 from vidcurate.shards.layout import ENCODED, LAYOUT, WHOLE, PlannedShard, ShardPlan, ShardSpec, make_plan
 from vidcurate.shards.manifest import MANIFEST_NAME, only_writer
 from vidcurate.shards.write_shard import BUILD, PLACES, Record, ShardTask, unpacked, write_json, write_shard
@@ -74,7 +74,13 @@ def _summary(manifest: Mapping[str, Any], *, num_shards_written: int, up_to_date
 
 
 def _tasks(
-    plan: ShardPlan, todo: list[PlannedShard], *, out: Path, videos: Path, spec: ShardSpec
+    plan: ShardPlan,
+    todo: list[PlannedShard],
+    *,
+    out: Path,
+    videos: Path,
+    spec: ShardSpec,
+    checks_content: bool,
 ) -> Iterator[ShardTask]:
     """Yield the tasks one by one, as their rows take memory."""
     for shard in todo:
@@ -87,6 +93,7 @@ def _tasks(
             columns=plan.columns,
             spec=spec,
             parent=os.getpid(),
+            checks_content=checks_content,
         )
 
 
@@ -95,7 +102,7 @@ def _named(task: ShardTask) -> tuple[str, Record]:
 
 
 def _write_shards(
-    plan: ShardPlan, todo: list[PlannedShard], *, out: Path, videos: Path, spec: ShardSpec, num_workers: int
+    tasks: Iterator[ShardTask], todo: list[PlannedShard], *, out: Path, spec: ShardSpec, num_workers: int
 ) -> Iterator[tuple[str, Record]]:
     """Write the shards, one task each; yield (name, record) as they finish.
 
@@ -104,7 +111,6 @@ def _write_shards(
     """
     num_clips = sum(len(shard.rows) for shard in todo)
     is_large = sum(shard.num_bytes for shard in todo) >= num_clips * _LARGE_CLIP_BYTES
-    tasks = _tasks(plan, todo, out=out, videos=videos, spec=spec)
     num_workers = min(num_workers, len(todo))
     try:
         if num_workers <= 1:
@@ -157,11 +163,29 @@ def _arrow_type(dtype: pl.DataType) -> Any:
     )
 
 
-def _integrity_levels(plan: ShardPlan, records: Mapping[str, Record]) -> dict[str, int]:
-    """Return the levels of the clips that were written, see `integrity_levels`."""
-    rows = [int(shard.rows[at]) for shard in plan.shards for at in records[shard.name]["positions"]]
-    how = [word for shard in plan.shards for word in records[shard.name]["rendition"]]
-    return integrity_levels(plan.clips[rows], [word in ENCODED for word in how])
+def _integrity_levels(
+    plan: ShardPlan, records: Mapping[str, Record], *, is_as_probed: bool
+) -> dict[str, int]:
+    """Return how many written clips have which level of integrity.
+
+    A clip that was encoded anew is another file than the one that probe decoded: its level is index, as the
+    writer has read all its packets and decoded none. So is a file that is not the one probed and of which
+    probe took no SHA-256: its level is header, none where its packets cannot be read. Copied packets keep the
+    level of their source.
+    """
+    rows: list[int] = []
+    levels: list[str | None] = []
+    digests = plan.clips["file_sha256"] if "file_sha256" in plan.clips.columns else None
+    for shard in plan.shards:
+        record = records[shard.name]
+        for at, how, frame_map in zip(
+            record["positions"], record["rendition"], record["frame_map"], strict=True
+        ):
+            rows.append(int(shard.rows[at]))
+            is_checked = is_as_probed or (digests is not None and digests[rows[-1]] is not None)
+            level = None if is_checked else "none" if frame_map is None else "header"
+            levels.append("index" if how in ENCODED else level)
+    return integrity_levels(plan.clips[rows], levels)
 
 
 def _failed(plan: ShardPlan, records: Mapping[str, Record]) -> list[dict[str, Any]]:
@@ -180,7 +204,12 @@ def _failed(plan: ShardPlan, records: Mapping[str, Record]) -> list[dict[str, An
 
 
 def _finish(
-    out: Path, plan: ShardPlan, spec: ShardSpec, inputs: Mapping[str, str], records: Mapping[str, Record]
+    out: Path,
+    plan: ShardPlan,
+    spec: ShardSpec,
+    inputs: Mapping[str, str],
+    records: Mapping[str, Record],
+    levels: Mapping[str, int],
 ) -> dict[str, Any]:
     """Write index and manifest, remove the work folder, return the manifest."""
     own = {name: column.source for name, column in plan.own.items()}
@@ -213,7 +242,7 @@ def _finish(
         "plan_sha256": plan.digest,
         "structure_fingerprint": opened.structure_fingerprint,
         "content_fingerprint": opened.content_fingerprint,
-        "integrity_levels": _integrity_levels(plan, records),
+        "integrity_levels": dict(levels),
         "totals": {
             "rows_in": plan.rows_in,
             "rows_rejected": plan.rows_in - plan.clips.height,
@@ -272,6 +301,7 @@ def run_build_shards(
     if not videos.is_dir():
         raise InputError(f"{videos}: no such folder of videos.")
     plan = make_plan(run, stage, spec, videos=videos, is_unprobed_allowed=is_unprobed_allowed)
+    as_probed = is_as_probed(run, videos)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -283,12 +313,12 @@ def run_build_shards(
         done = total - sum(len(shard.rows) for shard in todo)
         progress(done, total, "clips")
         sizes = {shard.name: len(shard.rows) for shard in todo}
-        for name, record in _write_shards(
-            plan, todo, out=out, videos=videos, spec=spec, num_workers=num_workers
-        ):
+        tasks = _tasks(plan, todo, out=out, videos=videos, spec=spec, checks_content=not as_probed)
+        for name, record in _write_shards(tasks, todo, out=out, spec=spec, num_workers=num_workers):
             records[name] = record
             done += sizes[name]
             progress(done, total, "clips")
-        manifest = _finish(out, plan, spec, inputs, records)
+        levels = _integrity_levels(plan, records, is_as_probed=as_probed)
+        manifest = _finish(out, plan, spec, inputs, records, levels)
     record_unwritten(run, manifest["failed"], spec.model_dump_json())
     return _summary(manifest, num_shards_written=len(todo), up_to_date=False)

@@ -4,12 +4,15 @@ A clip that probe never looked at may be cut, empty or no video: the build refus
 caller allows them (`--unprobed`).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
 
 from vidcurate.curation.clip_table import schema, table
+from vidcurate.curation.clip_table.video_files import paths_to_read
 from vidcurate.errors import InputError, StageError
+from vidcurate.storage import download
 
 
 def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
@@ -59,19 +62,33 @@ def _is_unprobed() -> pl.Expr:
     return pl.col("probe_status").fill_null("not_probed") == "not_probed"
 
 
-def integrity_levels(clips: pl.DataFrame, is_encoded: list[bool]) -> dict[str, int]:
+def is_as_probed(run: Path, videos: Path) -> bool:
+    """Return whether the files in `videos` are those that probe read: folder, names, sizes and times.
+
+    True for a run without a table of probe, whose clips count as never probed.
+    """
+    path = table.stage_path(run, "probe")
+    if not path.exists():
+        return True
+    inputs = table.provenance(path).inputs
+    source = next((table.stage_path(run, name) for name in inputs if name in table.STAGES), None)
+    if source is None or "videos" not in inputs:
+        return False
+    paths = paths_to_read(pl.read_parquet(source, columns=["video_path", "ingest_problem"]))
+    return download.digest(videos, paths) == inputs["videos"]
+
+
+def integrity_levels(clips: pl.DataFrame, written: Sequence[str | None]) -> dict[str, int]:
     """Return how many written clips were checked up to which level of integrity; "none": never probed.
 
-    `is_encoded`: whether the build encoded the clip of each row anew. Such a clip is another file than the
-    one that probe decoded: its level is "index", as the writer has read all its packets and decoded none.
-    Copied packets keep the level of their source.
+    `written`: for each row the level that the writer knows, None where it is the level of probe.
     """
     seen = pl.lit("none")
     if "probe_status" in clips.columns:
         level = pl.col("integrity_level") if "integrity_level" in clips.columns else pl.lit("header")
         seen = pl.when(_is_unprobed()).then(seen).otherwise(level.fill_null("header"))
-    seen = pl.when(pl.Series(is_encoded, dtype=pl.Boolean)).then(pl.lit("index")).otherwise(seen)
-    counts = clips.group_by(seen.alias("level")).len().sort("level")
+    known = pl.lit(pl.Series(written, dtype=pl.String))
+    counts = clips.group_by(pl.coalesce(known, seen).alias("level")).len().sort("level")
     return {str(name): int(count) for name, count in counts.iter_rows()}
 
 

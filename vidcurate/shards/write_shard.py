@@ -32,7 +32,7 @@ from vidcurate.shards.layout import (
     to_json,
 )
 from vidcurate.storage import atomic_file
-from vidcurate.storage.checksum import crc32c
+from vidcurate.storage.checksum import crc32c, sha256_file
 
 BUILD = ".build"  # folder of unfinished work, inside the folder of the shards
 _CHUNK_BYTES = 1 << 18  # fits into a core's cache while being hashed and written
@@ -40,7 +40,7 @@ _CHUNK_BYTES = 1 << 18  # fits into a core's cache while being hashed and writte
 _WRITE_OUT_BYTES = 16 << 20
 _WATCH_SECONDS = 0.5
 # Failures that a later run may not see: a file was missing or a mount was away.
-MAY_HEAL = ("missing", "size_changed", "unreadable")
+MAY_HEAL = ("missing", "size_changed", "content_changed", "unreadable")
 # Columns of the index that only the writer knows, and those that a cut changes.
 PLACES = (
     "json_offset", "json_size", "json_crc32c",
@@ -56,7 +56,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTask:
-    """Task of writing one shard; picklable."""
+    """Task of writing one shard; picklable.
+
+    `checks_content`: the files may not be those that probe read, so compare each with its SHA-256.
+    """
 
     out: Path
     videos: Path
@@ -65,6 +68,7 @@ class ShardTask:
     columns: dict[str, bool]
     spec: ShardSpec
     parent: int
+    checks_content: bool = False
 
 
 def problem_of(videos: Path, video_path: str | None, size_bytes: int) -> tuple[str, str] | None:
@@ -87,6 +91,21 @@ def problem_of(videos: Path, video_path: str | None, size_bytes: int) -> tuple[s
     if size > tar_write.MAX_MEMBER_BYTES:
         return "too_large", f"{video_path} has {size} bytes; a tar member takes {tar_write.MAX_MEMBER_BYTES}"
     return None
+
+
+def _check_content(path: Path, row: Mapping[str, Any]) -> None:
+    """Raise MediaError where probe took a SHA-256 (it read the file whole) and the file has another."""
+    wanted = row.get("file_sha256")
+    try:
+        is_other = wanted is not None and sha256_file(path) != wanted
+    except OSError as error:
+        raise MediaError(f"{path.name}: reading failed ({error.strerror})", kind="unreadable") from error
+    if is_other:
+        raise MediaError(
+            f"{row['video_path']} has other bytes than the file that was probed; run `vidcurate probe` on "
+            "this folder",
+            kind="content_changed",
+        )
 
 
 def _chunks(path: Path, size_bytes: int) -> Iterator[bytes]:
@@ -117,6 +136,8 @@ def _add_sample(
     if problem:
         raise MediaError(problem[1], kind=problem[0])
     path = task.videos / row["video_path"]
+    if task.checks_content:
+        _check_content(path, row)
     facts = clip_facts(row, task.columns, task.spec.mode)
     changed: dict[str, Any] = {}
     cut = None

@@ -175,7 +175,8 @@ def empty_validation(draws: Floats, validation_fraction: float) -> tuple[str, ..
         return (f"{said} takes none. Set another seed.",)
     named = "1 source" if taken == 1 else f"{taken} sources"
     clips = int((draws < fraction).sum())
-    return (f"{said} takes none. For {named} ({clips:,} clips): --set validation_fraction={fraction:g}.",)
+    counted = "1 clip" if clips == 1 else f"{clips:,} clips"
+    return (f"{said} takes none. For {named} ({counted}): --set validation_fraction={fraction:g}.",)
 
 
 def drop_hardest(cut: Tail) -> float:

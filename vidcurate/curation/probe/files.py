@@ -4,6 +4,7 @@ from pathlib import Path
 
 import polars as pl
 
+from vidcurate.curation.clip_table.video_files import paths_to_read
 from vidcurate.curation.probe.cache import KEY
 
 _FILES_PER_SLICE = 65_536
@@ -16,12 +17,7 @@ def list_files(clips: pl.DataFrame, videos: Path | str) -> pl.DataFrame:
     Columns: path as in the table, and KEY (absolute path, size, modification time), null for a file that is
     inaccessible or at a URL.
     """
-    there = clips.filter(
-        pl.col("video_path").is_not_null()
-        & ~pl.col("video_path").str.starts_with("/")  # ingested without a video folder
-        & ~pl.col("ingest_problem").fill_null("").is_in(["missing_file", "path_outside_root"])
-    )
-    paths = there.select(path="video_path").unique(maintain_order=True)["path"]
+    paths = paths_to_read(clips)
     slices = [pl.DataFrame(schema={"path": pl.String, **_KEY_SCHEMA})]
     for start in range(0, len(paths), _FILES_PER_SLICE):
         some = paths.slice(start, _FILES_PER_SLICE)
