@@ -71,7 +71,7 @@ def is_as_probed(run: Path, videos: Path) -> bool:
     if not path.exists():
         return True
     inputs = table.provenance(path).inputs
-    source = next((table.stage_path(run, name) for name in inputs if name in table.STAGES), None)
+    source = next((table.stage_path(run, name) for name in inputs if name in schema.STAGES), None)
     if source is None or "videos" not in inputs:
         return False
     paths = paths_to_read(pl.read_parquet(source, columns=["video_path", "ingest_problem"]))
