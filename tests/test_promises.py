@@ -5,16 +5,17 @@ tests/trainer/training/test_kept_losses.py.
 """
 
 import hashlib
+import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.forked_runs import Forks
 from tests.own_resources import open_files, threads
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
 from trainer.data import open_stage
@@ -47,24 +48,36 @@ BUCKETS = BucketSpec(sizes={"32px": {"1.00": (32, 32)}}, table={"32px": {"8": (1
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with demo data and one undisturbed curation of it, `calm`."""
+def timed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """A folder with demo data and one undisturbed curation of it, `calm`, and the seconds that it took."""
     folder = tmp_path_factory.mktemp("home")
     demo_data_write.write_demo_data(folder / "data", clips=40)
-    curate(folder, "calm")
-    return folder
+    began = time.monotonic()
+    assert curate(forks, folder, "calm") == 0
+    return folder, time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def home(timed: tuple[Path, float]) -> Path:
+    return timed[0]
 
 
 def curate(
-    folder: Path, run: str, workers: int = 1, kill_after_seconds: float | None = None, more: str = ""
+    forks: Forks,
+    folder: Path,
+    run: str,
+    workers: int = 1,
+    kill_after_seconds: float | None = None,
+    more: str = "",
 ) -> int:
+    """Return the exit code of a curation in a process of its own."""
     (folder / f"{run}.yaml").write_text(RECIPE.format(run=run, workers=workers) + more)
-    command = [sys.executable, "-m", "vidcurate", "curate", f"{run}.yaml", "--json"]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:
-        if kill_after_seconds is not None:
-            time.sleep(kill_after_seconds)
-            process.send_signal(signal.SIGKILL)
-        return process.wait()
+    started = forks.start(["vidcurate", "curate", f"{run}.yaml", "--json"], folder=folder)
+    if kill_after_seconds is not None:
+        time.sleep(kill_after_seconds)
+        with suppress(ProcessLookupError):  # it has ended before
+            os.kill(started.pids[0], signal.SIGKILL)
+    return started.codes()[0]
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -80,8 +93,8 @@ def losses(run: Path) -> list[tuple[float, str]]:
     return [(line["loss"], line["clips_hash"]) for line in numbers(run)]
 
 
-def test_no_row_is_lost(home: Path) -> None:
-    assert curate(home, "whole", workers=2, more="frames: {}\ndedup: {}\n") == 0
+def test_no_row_is_lost(forks: Forks, home: Path) -> None:
+    assert curate(forks, home, "whole", workers=2, more="frames: {}\ndedup: {}\n") == 0
     ids = table.scan(home / "whole", "ingest").collect()["clip_id"]
     stages = [stage for stage in STAGES if table.stage_path(home / "whole", stage).exists()]
     # Networks need weights, captions a server, own scores a function.
@@ -102,20 +115,21 @@ def test_no_row_is_lost(home: Path) -> None:
     )
 
 
-def test_whole_or_absent(home: Path) -> None:
+def test_whole_or_absent(forks: Forks, timed: tuple[Path, float]) -> None:
+    home, seconds = timed
     calm = digests(home / "calm")
-    for seconds in (0.7, 1.1, 1.5, 1.9, 2.3):
-        curate(home, "killed", kill_after_seconds=seconds)
+    for share in (0.1, 0.3, 0.5, 0.7, 0.9):
+        curate(forks, home, "killed", kill_after_seconds=share * seconds)
         for stage in STAGES:  # whatever lies under its final name can be read
             if table.stage_path(home / "killed", stage).exists():
                 table.scan(home / "killed", stage).collect()
 
-    assert curate(home, "killed") == 0
+    assert curate(forks, home, "killed") == 0
     assert digests(home / "killed") == calm
 
 
-def test_the_same_input_gives_the_same_bytes_whatever_the_number_of_workers(home: Path) -> None:
-    assert curate(home, "two", workers=2) == 0
+def test_the_same_input_gives_the_same_bytes_whatever_the_number_of_workers(forks: Forks, home: Path) -> None:
+    assert curate(forks, home, "two", workers=2) == 0
 
     assert digests(home / "two") == digests(home / "calm")
 
