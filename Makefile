@@ -1,5 +1,5 @@
 # make demo   install into .venv and run the whole pipeline on generated data
-# make test   the test suite (nine to fifteen minutes on two cores, by how fast they are)
+# make test   the test suite (some ten minutes on two cores: sixteen minutes of CPU)
 # make test-engines   install Ray, sshd, Chromium, ffmpeg, other readers and trainers, and run the tests that need them
 # make check  format, lint, types
 # make bench  measure probe and tables here, then print every kept result as one table
@@ -12,8 +12,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.installed-dev
 TRAINERS := $(VENV)/trainers/.installed
-# Test processes side by side.
-JOBS ?= 2
+# Test processes side by side: a quarter of a process's time is waiting (for ranks, kills, timeouts), so three
+# keep two cores busy.
+JOBS ?= 3
 # One thread per process keeps float sums in one order and leaves the cores to the workers.
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1

@@ -168,6 +168,7 @@ def _serve() -> None:
         import trainer.train
         import trainer.training.preflight.command  # noqa: F401
         import vidcurate.cli.main
+        import vidcurate.curate
         import vidcurate.media  # noqa: F401
 
         torch.use_deterministic_algorithms(False)  # by torch's compiler
