@@ -214,7 +214,7 @@ def find(path: Path) -> Path:
 def _json_file(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}).") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: is not a JSON object.")
@@ -225,7 +225,9 @@ def _check_format(path: Path, manifest: dict[str, Any]) -> None:
     found = manifest.get("format", 0)
     if found == FORMAT:
         return
-    by = f"format {found}, written by vidcurate {manifest.get('versions', {}).get('vidcurate', '?')}"
+    versions = manifest.get("versions")
+    version = versions.get("vidcurate", "?") if isinstance(versions, dict) else "?"
+    by = f"format {found}, written by vidcurate {version}"
     if isinstance(found, int) and found < FORMAT:
         raise CheckpointFormatError(
             f"{path}: has {by} before its first release; this is {__version__}, which reads format {FORMAT}. "
@@ -233,6 +235,17 @@ def _check_format(path: Path, manifest: dict[str, Any]) -> None:
         )
     raise CheckpointFormatError(
         f"{path}: has {by}; this is {__version__}, which knows formats up to {FORMAT}. Upgrade vidcurate."
+    )
+
+
+def _is_entry(name: str, facts: object) -> bool:
+    """Whether a name and its facts can be those of a checkpoint's file."""
+    inside = not name.startswith("/") and ".." not in name.split("/") and name.isprintable()
+    return (
+        inside
+        and isinstance(facts, dict)
+        and isinstance(facts.get("size_bytes"), int)
+        and isinstance(facts.get("sha256"), str)
     )
 
 
@@ -244,6 +257,11 @@ def listed_files(path: Path, only: Sequence[str] = PARTS) -> dict[str, dict[str,
     manifest = _json_file(path / "manifest.json")
     _check_format(path, manifest)
     listed = manifest.get("files", {})
+    if not isinstance(listed, dict) or not all(_is_entry(*entry) for entry in listed.items()):
+        raise CheckpointError(
+            f"{path / 'manifest.json'}: an entry of `files` is not a name in the folder with size_bytes and "
+            "sha256. Copy the checkpoint again."
+        )
     for name in (*(f"{part}/{part_metadata.METADATA}" for part in only), "state.json"):
         if name not in listed:
             raise CheckpointError(
