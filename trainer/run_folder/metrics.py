@@ -47,13 +47,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
-    return [_object(path, number, line) for number, line in enumerate(whole.splitlines(), 1)]
+    lines = whole.split("\n")[:-1]  # not splitlines: a clip id or a path may hold other line breaks
+    return [_object(path, number, line) for number, line in enumerate(lines, 1)]
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise StorageError(

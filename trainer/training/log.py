@@ -23,6 +23,7 @@ from trainer.training.data_position import DataPosition
 from trainer.training.optim import schedule
 from trainer.training.state import StartReport, TrainState
 from trainer.training.step import Computed, StepContext
+from vidcurate.sampler import leave_out
 from vidcurate.storage import atomic_file
 
 NEXT_CLIPS = 8
@@ -103,6 +104,8 @@ def note_as_text(note: Mapping[str, Any]) -> str:
             return f"{cell} has too few clips for a micro-batch ({clips:,}); they are trained in {into}"
         case {"event": "phase_skipped", "phase": phase, "data_steps": [first, last]}:
             return f"{phase} is not read: all of its data steps, {first:,} to {last:,}, are skipped"
+        case {"event": leave_out.UNMATCHED, "file": file, "listed": listed}:
+            return f"none of the {listed:,} clips of {file} (data.leave_out) is among those of these shards"
     return facts_as_text(note)
 
 

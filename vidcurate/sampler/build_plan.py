@@ -58,8 +58,9 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
     if named:
         wanted &= _among(index, groups, names, list(named), wanted, spec.cells_by, where)
     listed = np.zeros(0, dtype=np.int64)
+    unmatched: list[dict[str, object]] = []
     if spec.leave_out is not None:
-        mask = leave_out.mask_of(index.words("clip_id"), spec.leave_out)
+        mask, unmatched = leave_out.mask_of(index.words("clip_id"), spec.leave_out)
         listed = np.flatnonzero(wanted & mask)
         wanted &= ~mask
     hashes = rng.id_hashes(index.words("clip_id"))
@@ -83,7 +84,7 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
         micro_batches_per_step=spec.micro_batches_per_step,
         left_out=left_out,
         phases=phases,
-        notes=notes,
+        notes=[*unmatched, *notes],
     )
 
 

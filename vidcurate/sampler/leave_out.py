@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from vidcurate.errors import InputError, MissingError
 
 LEFT_OUT = "left_out"
+UNMATCHED = "left_out_unmatched"  # the note
 
 
 def read_clip_ids(path: Path) -> tuple[str, ...]:
     """Return the clip ids of a file, sorted. Raises MissingError, or InputError naming the line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a clip id may hold other line breaks. Some editors begin a file with a mark.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError as error:
         raise MissingError(f"{path}: no such file of clip ids (data.leave_out).") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -34,15 +36,22 @@ def read_clip_ids(path: Path) -> tuple[str, ...]:
             except (ValueError, KeyError, RecursionError):
                 clip_id = None
         if not isinstance(clip_id, str):
-            raise InputError(f"{path}:{number}: is neither a clip id nor a JSON object with clip_id.")
+            raise InputError(
+                f"{path}:{number}: is neither a clip id nor a JSON object with clip_id ({line[:40]!r}); "
+                f"remove the line: sed -i {number}d {path}"
+            )
         found |= {clip_id} - {""}
     return tuple(sorted(found))
 
 
-def mask_of(clip_ids: Any, path: Path) -> NDArray[np.bool_]:
-    """Return which of the index's `clip_ids` the file lists. Raises what `read_clip_ids` raises."""
+def mask_of(clip_ids: Any, path: Path) -> tuple[NDArray[np.bool_], list[dict[str, object]]]:
+    """Return which of the index's `clip_ids` the file lists, and a note where these are none of its clips.
+
+    Such a file may be that of another stage, or of other shards. Raises what `read_clip_ids` raises.
+    """
     listed = pa.array(read_clip_ids(path), pa.string())
     found: NDArray[np.bool_] = pc.is_in(clip_ids.cast(pa.string()), value_set=listed).to_numpy(
         zero_copy_only=False
     )
-    return found
+    is_foreign = len(listed) and not found.any()
+    return found, [{"event": UNMATCHED, "file": str(path), "listed": len(listed)}] if is_foreign else []

@@ -19,6 +19,19 @@ def test_a_loss_is_written_with_all_its_digits(tmp_path: Path) -> None:
     assert metrics.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": loss}]
 
 
+@pytest.mark.parametrize("letter", ["\u2028", "\x85", "\x1c", "\x0b"])
+def test_a_name_with_another_line_break_stays_in_its_line(tmp_path: Path, letter: str) -> None:
+    for step in (1, 2):
+        jsonl.record_event(tmp_path, "clip_substituted", step, clip_id=f"a{letter}b")
+    assert [line["clip_id"] for line in metrics.read_metrics(tmp_path / jsonl.EVENTS)] == [f"a{letter}b"] * 2
+
+
+def test_a_line_of_brackets_is_named(tmp_path: Path) -> None:
+    (tmp_path / jsonl.EVENTS).write_text("[" * 100_000 + "\n")
+    with pytest.raises(StorageError, match="line 1 is damaged"):
+        metrics.read_metrics(tmp_path / jsonl.EVENTS)
+
+
 def test_what_is_no_number_is_still_json(tmp_path: Path) -> None:
     jsonl.append_line(
         tmp_path / "metrics.jsonl", {"step": 1, "loss": float("nan"), "by": {"a": [float("inf")]}}

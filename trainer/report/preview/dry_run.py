@@ -22,9 +22,10 @@ from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.recipe.encoding import Encoding
 from trainer.recipe.recipe import TrainRecipe
 from trainer.training import data_position, resume, validation
+from trainer.training import log as training_log
 from trainer.training.optim import adamw, schedule
 from trainer.training.state import Origin
-from vidcurate.sampler import order, plan_stats
+from vidcurate.sampler import leave_out, order, plan_stats
 from vidcurate.sampler.plan import Plan
 from vidcurate.sampler.plan_stats import BucketTotal
 
@@ -304,6 +305,8 @@ def to_text(report: dict[str, Any]) -> str:
             first = ", ".join(f"{step:,}" for step in stage["phases"])
             lines.append(f"  the phases of its curriculum begin with the steps {first}")
         for note in stage["notes"]:
+            if note["event"] == leave_out.UNMATCHED:
+                lines.append(f"  note: {training_log.note_as_text(note)}")
             if note["event"] == "phase_skipped":
                 first, last = note["data_steps"]
                 steps = f"all of its data steps, {first:,} to {last:,}, are skipped"

@@ -155,7 +155,7 @@ class StepGuard:
             "stage_step": number + 1,
             "data_step": data_stages.data_step(stage, number) + 1,
             "figures": decision.found.figures,
-            "clip_ids": clips[:NAMED_CLIPS],
+            "clip_ids": clips,
             "num_clips": len(clips),
             "others": [{"finding": each.kind, "reason": each.reason} for each in decision.others],
             "verdict": verdict.to_json() if verdict else None,
@@ -196,7 +196,7 @@ def record(decision: Decision, step: int, facts: dict[str, Any], context: StepCo
             reason=found.reason,
             policy=decision.policy,
             first_step=found.first_step,
-            **facts,
+            **facts | {"clip_ids": facts["clip_ids"][:NAMED_CLIPS]},
         )
         bad_clips.append(context.recipe.output, step, found.kind, found.reason, facts)
     done = DONE[decision.action]

@@ -10,8 +10,9 @@ from tests.trainer.shards_for_tests import make_shards, smoke
 from trainer import __main__ as trainer_command
 from trainer.report.preview.dry_run import dry_run, to_text
 from trainer.run_folder import metrics
-from trainer.training.guard import bad_clips
+from trainer.training.guard import bad_clips, step_guard
 from vidcurate.errors import InputError, MissingError
+from vidcurate.sampler.leave_out import read_clip_ids
 
 SHORT = ("stages.0.steps=16", "stages.0.checkpoint_every=8", "guard.nonfinite=skip")
 
@@ -38,6 +39,54 @@ def test_a_bad_clip_is_listed_once_and_a_later_run_leaves_it_out(tmp_path: Path)
     assert of_guard(run) == found
 
 
+def test_more_clips_than_an_event_names_are_all_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_guard, "NAMED_CLIPS", 1)
+    recipe = make_poisoned(tmp_path / "made", poison=(3, 3), scale=math.nan, clips=16)
+    short = ("stages.0.steps=4", "stages.0.checkpoint_every=4", "guard.nonfinite=skip")
+    assert trainer_command.main(words(recipe, tmp_path / "run", *short)) == 0
+    (event,) = of_guard(tmp_path / "run")
+    assert len(event["clip_ids"]) == 1
+    assert len(read_clip_ids(tmp_path / "run" / bad_clips.BAD_CLIPS)) == event["num_clips"] > 1
+
+
+def _append(run: Path, *clip_ids: str) -> None:
+    bad_clips.append(run, 3, "nonfinite", "no number", {"verdict": {"cause": "data"}, "clip_ids": clip_ids})
+
+
+def test_ids_with_line_breaks_and_a_clip_shown_twice_are_a_line_each(tmp_path: Path) -> None:
+    ids = ("a\u2028b", "c\x85d", "e\x1cf", "g\nh")
+    _append(tmp_path, *ids, *ids)
+    _append(tmp_path, *ids)
+    assert read_clip_ids(tmp_path / bad_clips.BAD_CLIPS) == tuple(sorted(ids))
+    assert len(metrics.read_metrics(tmp_path / bad_clips.BAD_CLIPS)) == len(ids)
+
+
+def test_a_line_that_a_kill_cut_is_dropped_before_the_next(tmp_path: Path) -> None:
+    file = tmp_path / bad_clips.BAD_CLIPS
+    _append(tmp_path, "a", "b")
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"bad_clips\.jsonl:2: is neither .* sed -i 2d"):
+        read_clip_ids(file)
+    _append(tmp_path, "b", "c")
+    assert read_clip_ids(file) == ("a", "b", "c")
+
+    file.write_text("by hand")  # without an end of line
+    _append(tmp_path, "by hand", "c")
+    assert read_clip_ids(file) == ("by hand", "c")
+
+
+@pytest.mark.parametrize(
+    "line", [b"{", b'{"clip_id": []}', b"\xff\xfe", b'{"a":' * 30_000, b"[]", b"null", b"\0"]
+)
+def test_a_damaged_file_does_not_end_the_training(tmp_path: Path, line: bytes) -> None:
+    file = tmp_path / bad_clips.BAD_CLIPS
+    file.write_bytes(line + b"\n")
+    _append(tmp_path, "a")
+    assert file.read_bytes().startswith(line + b'\n{"clip_id": "a"')
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(tmp_path_factory.mktemp("made") / "shards", num_clips=8)
@@ -52,6 +101,18 @@ def test_a_file_of_clip_ids_leaves_them_out(shards: Path, tmp_path: Path) -> Non
     assert report["stages"][0]["clips"] == 6
     assert report["stages"][0]["clips_left_out"]["left_out"] == 2
     assert "(left_out)" in to_text(report)
+
+
+def test_the_ids_of_other_shards_are_noted(shards: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ids.txt"
+    recipe = smoke(shards, tmp_path / "run", f"stages.0.data.leave_out={file}")
+    noted = f"note: none of the 2 clips of {file} (data.leave_out) is among those of these shards"
+    file.write_text("other-1\nother-2\n")
+    assert noted in to_text(dry_run(recipe))
+    file.write_text("clip-001\nother-2\n", encoding="utf-8-sig")
+    report = dry_run(recipe)
+    assert noted not in to_text(report)
+    assert report["stages"][0]["clips_left_out"]["left_out"] == 1
 
 
 @pytest.mark.parametrize("line", ['{"clip": 3}', "{", '{"clip_id": 3}'])
