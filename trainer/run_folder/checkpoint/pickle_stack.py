@@ -1,4 +1,4 @@
-"""Stack of a pickle, simulated: refuse values that are larger unfolded than a metadata's values are.
+"""Simulated stack of a pickle: refuse values that unfold to too many or too deep.
 
 A pickle may use a value again through its memo, and Python hashes, compares and prints a tuple anew wherever
 the tuple stands: 40 tuples that each hold the one before twice are 170 bytes, and 2^40 steps as the key of a
