@@ -6,6 +6,7 @@ the next. `forks.call(words, folder)` runs any command of the two packages to it
 stand for `python -m` in a command that the program itself starts.
 """
 
+import faulthandler
 import json
 import os
 import runpy
@@ -144,6 +145,7 @@ def _run(job: dict[str, Any], rank: int, port: int) -> int:
         os.environ.update({name: str(value) for name, value in names.items()})
         os.environ["MASTER_ADDR"] = "127.0.0.1"
     if job["arguments"][0] == "-c":
+        faulthandler.enable(2)  # as the trainer does: a rank that crashes says where
         exec(job["arguments"][1], {"__name__": "__main__"})
         return 0
     if job["arguments"][0] == "vidcurate":

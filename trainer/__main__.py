@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
 import argparse
 import difflib
+import faulthandler
 import importlib
 import json
 from collections.abc import Sequence
@@ -114,6 +115,8 @@ def _dispatch(words: list[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     open_standard_streams()
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2)  # a crash in native code writes each thread's Python stack to stderr
     try:
         return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except ModuleNotFoundError as error:

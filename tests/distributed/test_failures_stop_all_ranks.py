@@ -1,10 +1,11 @@
-"""What one rank's loader cannot read stops all ranks, by name: none is left waiting in a collective."""
+"""What one rank's loader cannot read stops all ranks, by name; a rank that crashes says where."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.forked_runs import Forks
+from tests.forked_runs import Forks, program
 from tests.trainer.shards_for_tests import SMOKE, events, make_shards, numbers, settings
 
 RUN = (
@@ -35,3 +36,38 @@ def test_too_many_failures_of_one_rank_stop_all_with_the_list(
     assert events(run, "clip_substituted")[0]["clip_id"] == "clip-004"
     assert 0 < len(numbers(run)) < 30  # the step that could not be read left nothing
     assert stopped["step"] == len(numbers(run)) + 1
+
+
+CRASHES = """
+import faulthandler, os, resource, threading
+import trainer.train
+
+faulthandler.disable()  # as a process starts
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+inside = threading.Event()
+
+
+def waits_beside_it():
+    inside.set()
+    threading.Event().wait()
+
+
+def crashes_in_native_code(*_, **__):
+    threading.Thread(target=waits_beside_it, daemon=True).start()
+    inside.wait()
+    os.abort()
+
+
+trainer.train.train = crashes_in_native_code
+"""
+
+
+def test_a_rank_that_crashes_in_native_code_writes_the_stack_of_each_thread(
+    forks: Forks, tmp_path: Path
+) -> None:
+    words = [str(SMOKE), *(word for value in settings(tmp_path, tmp_path) for word in ("--set", value))]
+    started = forks.start(program(CRASHES, words))
+    assert started.codes() == [-signal.SIGABRT], started.text()
+    assert "Fatal Python error: Aborted" in started.text()
+    assert "in crashes_in_native_code" in started.text()
+    assert "in waits_beside_it" in started.text()
