@@ -199,6 +199,14 @@ def recipe_of(state: Mapping[str, Any], path: Path) -> TrainRecipe:
         raise CheckpointError(f"{path}/state.json: holds no readable recipe ({reason}).") from error
 
 
+def stage_of(state: Mapping[str, Any], path: Path) -> int:
+    """Return the stage, from 0, in the state of the checkpoint at `path`. Raises CheckpointError."""
+    number = state.get("stage_number")
+    if not isinstance(number, int) or number < 0:
+        raise CheckpointError(f"{path}/state.json: its stage_number is {number!r}, which is no stage.")
+    return number
+
+
 def load_model(path: Path, *, raw: bool = False) -> tuple[STDiT3, TrainRecipe, dict[str, Any]]:
     """Return the model with a checkpoint's EMA (`raw`: its weights), the recipe and the state.
 

@@ -105,7 +105,7 @@ def _run(given: argparse.Namespace) -> None:
         update={"seeds": (given.seed,)}
     )
     pipeline = sample_clips.pipeline_of(
-        recipe.encoding, recipe.flow_of(state["stage_number"]), recipe.dtype, model
+        recipe.encoding, recipe.flow_of(sample_clips.stage_of(state, path)), recipe.dtype, model
     )
     for entry in sample_rounds.entries(spec):
         frames = sample_clips.sample_clip(pipeline, spec, entry)

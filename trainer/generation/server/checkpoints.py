@@ -75,7 +75,8 @@ class Waiting:
     said: dict[Path, str] = field(default_factory=dict)
 
     def is_left(self, path: Path) -> bool:
-        return path in self.left and self.left[path] == _signature(path)
+        known = self.left.get(path)  # another thread may take it meanwhile
+        return known is not None and known == _signature(path)
 
     def leave(self, path: Path, reason: str) -> bool:
         """Skip `path` until it changes; return whether the reason is new."""

@@ -45,7 +45,9 @@ class Generator:
 
     def _path(self, run: Path, name: str | None) -> Path:
         if name is None:
-            whole, _ = checkpoints.there(run, part_of(self.server.service.raw), Waiting())
+            found, _ = checkpoints.there(run, part_of(self.server.service.raw), Waiting())
+            known = self.server.standing.waiting.get(run, Waiting())
+            whole = [path for path in found if not known.is_left(path)]
             if not whole:
                 raise Refused(404, f"{run.name} has no whole checkpoint yet; ask again later.")
             return whole[0]

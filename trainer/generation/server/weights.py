@@ -85,7 +85,7 @@ def take(path: Path, *, raw: bool, world: World) -> Taken:
         raw=raw,
         digest=digest,
         recipe=sample_clips.recipe_of(state, path),
-        stage=state["stage_number"],
+        stage=sample_clips.stage_of(state, path),
         weights=read["weights"],
     )
 

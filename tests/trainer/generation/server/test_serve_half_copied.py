@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,12 @@ import pytest
 
 from tests.trainer.generation.server.served_runs import serve, served
 from trainer.__main__ import main
-from trainer.generation.server import checkpoints
+from trainer.distributed.mesh import ALONE
+from trainer.generation.server import checkpoints, follow
+from trainer.generation.server.generate import Generator
+from trainer.generation.server.presets import Changes
+from trainer.generation.server.request import Limits
+from trainer.generation.server.weights import Model
 from trainer.run_folder.checkpoint import checkpoint, parts
 from vidcurate.storage.checksum import sha256_file
 
@@ -95,12 +101,24 @@ def test_every_waiting_checkpoint_is_hashed_once_until_it_changes(
     assert not waiting.is_left(path)
 
 
-def test_a_checkpoint_of_an_unknown_recipe_is_left_alone(
-    run: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda state: state["recipe"].update(of_the_future=1),
+        lambda state: state.update(recipe=None),
+        lambda state: state.pop("stage_number"),
+        lambda state: state.update(stage_number="x"),
+        lambda state: state.update(stage_number=-1),
+    ],
+    ids=["unknown key", "no recipe", "no stage", "a stage of letters", "a stage below 0"],
+)
+def test_a_checkpoint_of_an_unknown_recipe_or_stage_is_left_alone(
+    run: Path, capsys: pytest.CaptureFixture[str], forge: Callable[[dict[str, Any]], object]
 ) -> None:
     path = run / "step-00000004"
+    shutil.rmtree(run / "samples")  # else step 4 is sampled already
     state = checkpoint.read_state(path)
-    state["recipe"]["of_the_future"] = 1
+    forge(state)
     (path / "state.json").write_text(json.dumps(state))
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["state.json"] = checkpoint._facts(path / "state.json", sha256_file(path / "state.json"))
@@ -108,3 +126,13 @@ def test_a_checkpoint_of_an_unknown_recipe_is_left_alone(
 
     assert [line["step"] for line in serve(capsys, run)] == [2]
     assert served(run, "left_alone") == [4]
+
+
+def test_a_request_takes_the_newest_that_the_server_has_not_left_alone(run: Path) -> None:
+    _altered(run / "step-00000004" / "ema" / "__0_0.distcp")
+    service = follow.Service(runs=(run,), presets=("own",), changes=Changes(seeds=(5,)), once=True)
+    with follow.held(service, ALONE), follow.Server(service, ALONE, Model(ALONE)) as server:
+        generator = Generator(server, Limits())
+        assert generator.prepare({"prompt": "x"})["checkpoint"] == "step-00000004"  # not yet looked at
+        server.act(lambda line: None)
+        assert generator.prepare({"prompt": "x"})["checkpoint"] == "step-00000002"
