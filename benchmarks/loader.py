@@ -102,7 +102,9 @@ def make_data(folder: Path, sources: list[Path], num_clips: int) -> Index:
         table.stage_path(folder / "run", "split"),
         table.Provenance(stage="split", settings={}, inputs={}),
     )
-    run_build_shards(folder / "run", ShardSpec(), videos=videos, out=folder / "shards")
+    run_build_shards(
+        folder / "run", ShardSpec(), videos=videos, out=folder / "shards", is_unprobed_allowed=True
+    )
     reader_indexes_export.export(folder / "shards", ("energon",))
     return read_index(folder / "shards")
 

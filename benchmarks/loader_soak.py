@@ -145,7 +145,7 @@ def make_shards(clips: Path, work: Path) -> Index:
     checked = pl.DataFrame(rows).with_columns(pl.col(name).cast(known[name]) for name in rows[0])
     origin = table.Provenance(stage="split", settings={}, inputs={})
     table.write(checked, table.stage_path(run, "split"), origin)
-    run_build_shards(run, ShardSpec(), videos=videos, out=work / "shards")
+    run_build_shards(run, ShardSpec(), videos=videos, out=work / "shards", is_unprobed_allowed=True)
     index = read_index(work / "shards")
     for number in (0, len(rows) // 2):  # the bytes go bad after the index was made
         with (index.folder / index.shards[index.shard_number[number]]).open("r+b") as file:

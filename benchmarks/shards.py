@@ -134,7 +134,14 @@ def main() -> None:
 
         def ours(workers: int) -> None:
             spec = ShardSpec(max_bytes=SHARD_BYTES, max_clips=100_000)
-            run_build_shards(folder / "run", spec, videos=folder / "videos", out=out, num_workers=workers)
+            run_build_shards(
+                folder / "run",
+                spec,
+                videos=folder / "videos",
+                out=out,
+                is_unprobed_allowed=True,
+                num_workers=workers,
+            )
 
         def copy() -> None:
             subprocess.run(["cp", "-r", str(folder / "videos"), str(out)], check=True)

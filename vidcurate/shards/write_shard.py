@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,7 @@ from vidcurate.errors import MediaError, StorageError
 from vidcurate.media import remux, transcode
 from vidcurate.media.packets import frame_map_of
 from vidcurate.shards import tar_write
+from vidcurate.shards.background_digest import BackgroundDigest
 from vidcurate.shards.layout import (
     PlannedShard,
     ShardSpec,
@@ -125,11 +127,11 @@ def _chunks(path: Path, size_bytes: int) -> Iterator[bytes]:
 
 
 def _add_sample(
-    writer: tar_write.TarWriter, row: Mapping[str, Any], task: ShardTask
+    writer: tar_write.TarWriter, row: Mapping[str, Any], task: ShardTask, thread: ThreadPoolExecutor
 ) -> tuple[list[Any], dict[str, Any]]:
     """Write JSON, video and caption of one clip; return its PLACES and the facts that a cut changed.
 
-    Raises MediaError when the clip's file cannot be read or cut.
+    `thread` reads the frame map while this thread copies the video. Raises MediaError when the clip's file cannot be read or cut.
     """
     key, size = row["sample_key"], row["_size"]
     problem = problem_of(task.videos, row["video_path"], size)
@@ -153,6 +155,7 @@ def _add_sample(
             cut = transcode.transcode_video(path, *interval, task.spec.transcode)
         facts |= cut.facts
         changed = {name: cut.facts[name] for name in CHANGED_BY_A_CUT if name in cut.facts}
+    frame_map = thread.submit(_frame_map, cut.payload if cut else path)
     payload = to_json(facts)
     place: list[Any] = [writer.add(f"{key}.json", payload), len(payload), crc32c(payload)]
     extension = cut.extension if cut else extension_of(row["video_path"])
@@ -165,7 +168,7 @@ def _add_sample(
     place += [offset, size, crc, extension]
     caption = (row.get("caption") or "").encode()
     place += [writer.add(f"{key}.txt", caption), len(caption), crc32c(caption)]
-    place += [_frame_map(cut.payload if cut else path), task.spec.mode if cut else "copy"]
+    place += [frame_map.result(), task.spec.mode if cut else "copy"]
     return place, changed
 
 
@@ -202,7 +205,9 @@ def _write_out(file: BinaryIO, first: int, end: int) -> None:
         os.posix_fadvise(file.fileno(), first, end - first, os.POSIX_FADV_DONTNEED)
 
 
-def _fill(file: BinaryIO, writer: tar_write.TarWriter, task: ShardTask) -> Record:
+def _fill(
+    file: BinaryIO, writer: tar_write.TarWriter, task: ShardTask, thread: ThreadPoolExecutor
+) -> Record:
     """Write all readable clips of the shard; return its record, without size and digest."""
     places: list[list[Any]] = []
     written_out = 0
@@ -210,7 +215,7 @@ def _fill(file: BinaryIO, writer: tar_write.TarWriter, task: ShardTask) -> Recor
     for position, row in enumerate(task.rows):
         mark = writer.mark()
         try:
-            place, changed = _add_sample(writer, row, task)
+            place, changed = _add_sample(writer, row, task, thread)
         except MediaError as error:
             writer.roll_back(mark)
             reason = str(error).rstrip(".")
@@ -246,9 +251,9 @@ def write_shard(task: ShardTask) -> Record:
     final, build = task.out / task.shard.name, task.out / BUILD
     try:
         with atomic_file.atomic_path(final, folder=build) as partial:
-            with partial.open("wb") as file:
-                writer = tar_write.TarWriter(file, blake3())
-                record = _fill(file, writer, task)
+            with partial.open("wb") as file, ThreadPoolExecutor(1) as thread:
+                writer = tar_write.TarWriter(file, BackgroundDigest(blake3(), thread))
+                record = _fill(file, writer, task, thread)
                 record["blake3"], record["bytes"] = writer.finish(), writer.position
             if not record["positions"]:  # a shard is never empty
                 partial.unlink()
