@@ -131,7 +131,8 @@ def _add_sample(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Write JSON, video and caption of one clip; return its PLACES and the facts that a cut changed.
 
-    `thread` reads the frame map while this thread copies the video. Raises MediaError when the clip's file cannot be read or cut.
+    `thread` reads the frame map while this thread copies the video. Raises MediaError when the clip's file
+    cannot be read or cut.
     """
     key, size = row["sample_key"], row["_size"]
     problem = problem_of(task.videos, row["video_path"], size)
@@ -205,9 +206,7 @@ def _write_out(file: BinaryIO, first: int, end: int) -> None:
         os.posix_fadvise(file.fileno(), first, end - first, os.POSIX_FADV_DONTNEED)
 
 
-def _fill(
-    file: BinaryIO, writer: tar_write.TarWriter, task: ShardTask, thread: ThreadPoolExecutor
-) -> Record:
+def _fill(file: BinaryIO, writer: tar_write.TarWriter, task: ShardTask, thread: ThreadPoolExecutor) -> Record:
     """Write all readable clips of the shard; return its record, without size and digest."""
     places: list[list[Any]] = []
     written_out = 0

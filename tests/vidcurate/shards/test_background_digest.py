@@ -59,15 +59,19 @@ def test_only_a_few_batches_wait_for_a_slow_hash(monkeypatch: pytest.MonkeyPatch
             assert slow.seen >= number - background_digest._MOST_BATCHES
 
 
+def _digest_of(digest: BackgroundDigest, parts: list[bytes]) -> str:
+    for data in parts:
+        digest.update(data)
+    return digest.hexdigest()
+
+
 @pytest.mark.parametrize("num_later", [0, 9])
 def test_a_failed_hash_is_raised_and_gives_no_digest(num_later: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background_digest, "_BATCH_BYTES", 1)
     with ThreadPoolExecutor(1) as thread:
         digest = BackgroundDigest(_Slow(), thread)
         with pytest.raises(MemoryError, match="no memory to hash"):
-            for data in [b"fail", *[b"x"] * num_later]:
-                digest.update(data)
-            digest.hexdigest()
+            _digest_of(digest, [b"fail", *[b"x"] * num_later])
 
 
 def test_a_copy_knows_what_failed_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
