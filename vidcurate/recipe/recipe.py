@@ -68,6 +68,18 @@ def _nodes(model: type[BaseModel], path: Sequence[str | int]) -> list[Mapping[st
     return nodes
 
 
+def _order(error: Any, problems: Sequence[Any]) -> tuple[bool, bool, bool]:
+    """Return the key by which problems are sorted: the first one is reported.
+
+    A value that has the type of one member of a union is reported as that member's, not as another's.
+    """
+    at = tuple(error["loc"])[:-1]
+    is_other_member = error["type"] in ("tuple_type", "dict_type") and any(
+        tuple(other["loc"])[: len(at)] == at and len(other["loc"]) > len(error["loc"]) for other in problems
+    )
+    return error["type"] != "extra_forbidden", error["type"] == "missing", is_other_member
+
+
 def _line_of(path: Path_, lines: dict[Path_, int]) -> int | None:
     while path:
         if path in lines:
@@ -76,14 +88,19 @@ def _line_of(path: Path_, lines: dict[Path_, int]) -> int | None:
     return lines.get(())
 
 
+def _is_inside(document: dict[str, Any] | list[Any], part: str | int) -> bool:
+    return part in document if isinstance(document, dict) else isinstance(part, int)
+
+
 def _in_document(path: Path_, document: Any) -> Path_:
-    """Return `path` without the inner parts that name a union's member."""
+    """Return `path` without the parts that name a union's member."""
+    if path and "[" in str(path[-1]):  # a type such as tuple[str, ...]
+        path = path[:-1]
     kept: list[str | int] = []
     for part in path[:-1]:
-        if isinstance(document, dict) and part not in document:
+        if isinstance(document, dict | list) and not _is_inside(document, part):
             continue
-        inside = isinstance(document, dict) or (isinstance(document, list) and isinstance(part, int))
-        document = document[part] if inside else None
+        document = document[part] if isinstance(document, dict | list) else None
         kept.append(part)
     return (*kept, *path[-1:])
 
@@ -262,8 +279,8 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        problems.sort(key=lambda found: (found["type"] != "extra_forbidden", found["type"] == "missing"))
-        complaint = _complaint(problems[0], model, where, lines, document, given)
+        first = min(problems, key=lambda problem: _order(problem, problems))
+        complaint = _complaint(first, model, where, lines, document, given)
         raise RecipeError(_other_kind(document, model, where) or complaint) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise RecipeError(f"{where}: {error}.") from error

@@ -166,6 +166,27 @@ def test_a_message_names_the_key_as_the_file_has_it_whatever_kind_it_belongs_to(
     assert str(error.value).startswith(message)
 
 
+class Captions(Recipe):
+    names: Annotated[tuple[str, ...], Field(min_length=1)] | dict[str, Annotated[float, Field(gt=0)]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("names: {short: 0}", "r:1: names.short is 0: input should be greater than 0."),
+        ("names: {short: x}", 'r:1: names.short is "x": input should be a valid number.'),
+        ("names: [3]", "r:1: names.0 is 3: input should be a valid string."),
+        ("names: []", "r:1: names is []: "),
+        ("names: 3", "r:1: names is 3: "),
+    ],
+)
+def test_a_union_names_the_value_and_never_its_own_members(text: str, message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse(text, Captions, where="r")
+    assert str(caught.value).startswith(message)
+    assert "tuple[" not in str(caught.value)
+
+
 def test_a_set_value_is_not_blamed_on_the_line_that_it_replaces() -> None:
     text = "verbose: false\nmodel:\n  lr: 1.0\n  depth: 3\n"
     with pytest.raises(RecipeError) as error:

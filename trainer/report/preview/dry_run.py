@@ -329,7 +329,8 @@ def to_text(report: dict[str, Any]) -> str:
                 )
         if empty := stage["empty_buckets"]:
             more = f", … {len(empty) - NAMED_BUCKETS} more" if len(empty) > NAMED_BUCKETS else ""
-            lines.append(f"  no clip in {len(empty)} buckets: {', '.join(empty[:NAMED_BUCKETS])}{more}")
+            counted = "1 bucket" if len(empty) == 1 else f"{len(empty)} buckets"
+            lines.append(f"  no clip in {counted}: {', '.join(empty[:NAMED_BUCKETS])}{more}")
         lines += [f"  note: {note}" for note in stage["shape_notes"]]
         lines.append(_memory_as_text(stage["memory"]))
         lines.append(_latents_as_text(stage["latents"]))
