@@ -88,19 +88,20 @@ def _line_of(path: Path_, lines: dict[Path_, int]) -> int | None:
     return lines.get(())
 
 
-def _is_inside(document: dict[str, Any] | list[Any], part: str | int) -> bool:
-    return part in document if isinstance(document, dict) else isinstance(part, int)
-
-
 def _in_document(path: Path_, document: Any) -> Path_:
     """Return `path` without the parts that name a union's member."""
     if path and "[" in str(path[-1]):  # a type such as tuple[str, ...]
         path = path[:-1]
     kept: list[str | int] = []
     for part in path[:-1]:
-        if isinstance(document, dict | list) and not _is_inside(document, part):
-            continue
-        document = document[part] if isinstance(document, dict | list) else None
+        if isinstance(document, dict):
+            if part not in document:
+                continue
+            document = document[part]
+        elif isinstance(document, list):
+            if not isinstance(part, int):
+                continue
+            document = document[part]
         kept.append(part)
     return (*kept, *path[-1:])
 

@@ -1,4 +1,4 @@
-"""Files that are not those that probe read are never written under the level of those."""
+"""Files that probe has not read are never written under the level of those it read."""
 
 import os
 import shutil
