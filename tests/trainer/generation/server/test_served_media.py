@@ -14,9 +14,16 @@ from trainer.generation import sample_clips
 from trainer.generation.server import sample_trackers
 from trainer.run_folder import metrics
 from trainer.train import train
+from trainer.training import wandb_tensorboard
 from vidcurate.storage.checksum import sha256_file
 
 SHORT = ("stages.0.steps=4", "stages.0.checkpoint_every=2", "sample.every=100", "validation.every=100")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy machine a tracker needs a minute to load its package: what it writes is tested, not its speed.
+    monkeypatch.setattr(wandb_tensorboard, "CLOSE_SECONDS", 400.0)
 
 
 def trained(folder: Path, tracker: str) -> Path:
