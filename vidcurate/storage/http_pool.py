@@ -6,6 +6,8 @@ extra. Behind a proxy (`https_proxy` and its kind) every request opens a connect
 """
 
 import http.client
+import io
+import socket
 import ssl
 import time
 import urllib.error
@@ -15,13 +17,15 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from threading import Lock
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self, cast
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 _MOST_IDLE = 32  # open connections that one server keeps for us
 _MOST_REDIRECTS = 10
 _REDIRECT_BYTES = 1 << 16
 _REDIRECTS = (301, 302, 303, 307, 308)
+_PACE_BYTES = 1 << 16  # that must come within the timeout, waiting alone counted
+_MOST_HEAD_BYTES = 1 << 20  # of status and headers, interim answers (100 Continue) included
 
 _Place = tuple[str, str, float]  # scheme, host and port, timeout in seconds
 _idle: dict[_Place, list[http.client.HTTPConnection]] = {}
@@ -31,6 +35,52 @@ _lock = Lock()
 @lru_cache(maxsize=1)
 def _context() -> ssl.SSLContext:
     return ssl.create_default_context()
+
+
+class _PacedFile(io.RawIOBase):
+    """Bytes of an answer. Raises TimeoutError for a server that sends them drop by drop.
+
+    A socket's own timeout begins anew with each byte. The time that the caller takes between reads is free.
+    """
+
+    def __init__(self, raw: io.RawIOBase, timeout_seconds: float) -> None:
+        self._raw, self._timeout_seconds = raw, timeout_seconds
+        self._waited_seconds, self._num_bytes = 0.0, 0
+        self.is_head = True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        start = time.monotonic()
+        count = self._raw.readinto(buffer)
+        self._waited_seconds += time.monotonic() - start
+        self._num_bytes += count or 0
+        if self.is_head and self._num_bytes > _MOST_HEAD_BYTES:
+            raise OSError(f"the server sends more than {_MOST_HEAD_BYTES:,} bytes of headers")
+        if not self.is_head and self._num_bytes >= _PACE_BYTES:
+            self._waited_seconds, self._num_bytes = 0.0, 0
+        if count and self._waited_seconds > self._timeout_seconds:
+            raise TimeoutError(f"the server sent {self._num_bytes:,} bytes in {self._waited_seconds:.0f} s")
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """Response that is read at a pace: headers within the timeout, then `_PACE_BYTES` at a time."""
+
+    def __init__(self, sock: socket.socket, *given: Any, **more: Any) -> None:
+        super().__init__(sock, *given, **more)
+        self._paced = _PacedFile(self.fp.detach(), sock.gettimeout() or float("inf"))
+        self.fp = io.BufferedReader(self._paced)
+
+    def begin(self) -> None:
+        super().begin()
+        self._paced.is_head = False
 
 
 class Answer:
@@ -130,9 +180,13 @@ def _answer(url: str, place: SplitResult, headers: Mapping[str, str], timeout_se
 
 def _connection(key: _Place) -> http.client.HTTPConnection:
     scheme, host, timeout = key
-    if scheme == "https":
-        return http.client.HTTPSConnection(host, timeout=timeout, context=_context())
-    return http.client.HTTPConnection(host, timeout=timeout)
+    connection = (
+        http.client.HTTPSConnection(host, timeout=timeout, context=_context())
+        if scheme == "https"
+        else http.client.HTTPConnection(host, timeout=timeout)
+    )
+    connection.response_class = _Response
+    return connection
 
 
 def _through_proxy(url: str, headers: Mapping[str, str], timeout_seconds: float) -> http.client.HTTPResponse:

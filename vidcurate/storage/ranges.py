@@ -82,9 +82,9 @@ def piece(place: str) -> Piece:
     for attempt in range(ATTEMPTS):
         try:
             with _request(place, 0, 0) as response:
-                found = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers.get("Content-Range", ""))
+                found = re.fullmatch(r"bytes \d+-\d+/(\d{1,18})", response.headers.get("Content-Range", ""))
                 stamp = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
-                response.read()  # its one byte: the connection can be used again
+                response.read(1)  # of a body of one byte, so that the connection can be used again
         except (OSError, http.client.HTTPException) as error:
             pause(attempt, place, error)
             continue
@@ -100,7 +100,7 @@ def pause(attempt: int, place: str, error: BaseException) -> None:
     Raises StorageError after the last attempt, and when the server asks for more than LONGEST_WAIT_SECONDS.
     """
     if attempt + 1 >= ATTEMPTS:
-        raise StorageError(f"{place}: failed {ATTEMPTS} times, at last with: {error}.") from error
+        raise StorageError(f"{place}: failed {ATTEMPTS} times, at last with: {str(error)[:200]}.") from error
     asked = error.wait_seconds if isinstance(error, BusyError) else 0.0
     if asked > LONGEST_WAIT_SECONDS:
         raise StorageError(
