@@ -63,6 +63,10 @@ def plan_of(index: Index, spec: PlanSpec, *, seed: int) -> Plan:
         mask, unmatched = leave_out.mask_of(index.words("clip_id"), spec.leave_out)
         listed = np.flatnonzero(wanted & mask)
         wanted &= ~mask
+        if len(listed) and not wanted.any():
+            raise InputError(
+                f"{spec.leave_out}: lists all {len(listed)} clips (leave_out); give another file."
+            )
     hashes = rng.id_hashes(index.words("clip_id"))
     bucket, reason, buckets = _assigned(index, spec.buckets, hashes, wanted, seed)
     left_out = {

@@ -250,7 +250,8 @@ def _plan(
     if is_same:
         return None
     return (
-        "another plan over the same clips (buckets, micro-batch sizes, fold, levels, weights or curriculum; "
+        "another plan over the same clips (buckets, micro-batch sizes, fold, levels, weights, curriculum or "
+        "the file of leave_out; "
         f"{state.plan_fingerprint[:8]} was saved)"
     )
 

@@ -1,6 +1,6 @@
 """Bad clips: RUN/bad_clips.jsonl lists those that the guard found.
 
-Later runs (`data.leave_out`) and curation read the file.
+Later runs read the file (`data.leave_out`); its ids are those of the curation's table.
 A rollback skips data steps, so a bad clip comes back in the next epoch. This file names the clip.
 """
 

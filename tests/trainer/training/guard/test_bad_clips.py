@@ -17,7 +17,9 @@ from vidcurate.sampler.leave_out import read_clip_ids
 SHORT = ("stages.0.steps=16", "stages.0.checkpoint_every=8", "guard.nonfinite=skip")
 
 
-def test_a_bad_clip_is_listed_once_and_a_later_run_leaves_it_out(tmp_path: Path) -> None:
+def test_a_bad_clip_is_listed_once_and_a_later_run_leaves_it_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = make_poisoned(tmp_path / "made", poison=(3, 3), scale=math.nan, clips=16)
     run = tmp_path / "run"
     assert trainer_command.main(words(recipe, run, *SHORT)) == 0
@@ -37,6 +39,15 @@ def test_a_bad_clip_is_listed_once_and_a_later_run_leaves_it_out(tmp_path: Path)
     assert trainer_command.main(refused) == 2  # the order of a run that has begun changes only on demand
     assert trainer_command.main([*refused, "--accept-plan"]) == 0
     assert of_guard(run) == found
+
+    good = next(
+        clip_id for clip_id in (f"made-{number:06d}" for number in range(16)) if clip_id not in listed
+    )
+    with (run / bad_clips.BAD_CLIPS).open("a") as file:
+        file.write(f"{good}\n")
+    capsys.readouterr()
+    assert trainer_command.main(words(recipe, run, "stages.0.steps=24", *SHORT[1:], without)) == 2
+    assert "the file of leave_out" in capsys.readouterr().err
 
 
 def test_more_clips_than_an_event_names_are_all_listed(
@@ -113,6 +124,13 @@ def test_the_ids_of_other_shards_are_noted(shards: Path, tmp_path: Path) -> None
     report = dry_run(recipe)
     assert noted not in to_text(report)
     assert report["stages"][0]["clips_left_out"]["left_out"] == 1
+
+
+def test_a_file_of_all_clips_is_refused_by_its_key(shards: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ids.txt"
+    file.write_text("".join(f"clip-{number:03d}\n" for number in range(8)))
+    with pytest.raises(InputError, match=r"ids\.txt: lists all 8 clips \(leave_out\)"):
+        dry_run(smoke(shards, tmp_path / "run", f"stages.0.data.leave_out={file}"))
 
 
 @pytest.mark.parametrize("line", ['{"clip": 3}', "{", '{"clip_id": 3}'])
