@@ -10,32 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from trainer.run_folder.checkpoint import checkpoint
 
 LONG = ("stages.0.steps=5000", "stages.0.checkpoint_every=1000", "sample=null", "loader.num_workers=0")
-# From the third step on, a step never ends where HANGS says so.
-PROGRAM = """
-import os, sys, time
-from pathlib import Path
-from trainer import train
-from trainer.__main__ import main
-
-compute, count = train.train_step, [0]
-
-
-def step(*arguments, **more):
-    count[0] += 1
-    while count[0] > 2 and os.environ["HANGS"] == "1":
-        time.sleep(0.1)
-    return compute(*arguments, **more)
-
-
-train.train_step = step
-Path(os.environ["PIDS"], str(os.getpid())).touch()
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 def until(is_true: Callable[[], bool], said: Path, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
@@ -53,15 +32,16 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["the first", "the second"])
-def test_ctrl_c_under_torchrun(tmp_path: Path, hangs: bool) -> None:
-    run, said, pids, program = (tmp_path / name for name in ("run", "said", "pids", "program.py"))
+def test_ctrl_c_under_torchrun(tmp_path: Path, forks: Forks, hangs: bool) -> None:
+    run, said, pids = (tmp_path / name for name in ("run", "said", "pids"))
     words = command_words(make_shards(tmp_path / "shards"), run, *LONG)
     pids.mkdir()
-    program.write_text(PROGRAM)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    # The ranks are forked; a signal that reaches one of their clients reaches the rank.
+    rank = ["--no-python", *forks.python(), "tests.ranks_that_hang"]
     with said.open("wb") as out:
         process = subprocess.Popen(
-            [*launcher, str(program), *words],
+            [*launcher, *rank, *words],
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
