@@ -16,6 +16,7 @@ from trainer.run_folder.checkpoint import checkpoint
 
 LONG = ("stages.0.steps=5000", "stages.0.checkpoint_every=1000", "sample=null", "loader.num_workers=0")
 
+
 def until(is_true: Callable[[], bool], said: Path, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not is_true():
