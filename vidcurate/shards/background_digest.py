@@ -1,4 +1,4 @@
-"""Background digest: hash the bytes of a shard in a second thread while the first one writes them.
+"""Background digest: hash a shard's bytes in a thread while another writes them.
 
 BLAKE3 releases the GIL for large data, so with a free core the hashing costs no time.
 """

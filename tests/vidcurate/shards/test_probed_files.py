@@ -1,4 +1,4 @@
-"""Files that probe has not read are never written under the level of those it read."""
+"""Files that probe has not read never get the level of those that probe read."""
 
 import os
 import shutil
