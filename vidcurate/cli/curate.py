@@ -1,7 +1,9 @@
 """Pipeline commands, from metadata to shards and the report."""
 
 import json
+import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,17 +91,27 @@ def ingest(
     with stage_progress(out, "ingest", quiet=to_json) as progress:
         summary = run_ingest(out, spec, progress=progress)
     print_summary(asdict(summary), title=f"ingest → {out}", to_json=to_json)
-    command = f"vidcurate ingest {metadata} --videos {{folder}} --out {out}"
-    _hint_at_folder(out, videos, summary.problems.get("missing_file", 0), command)
+    given = [] if schema == "auto" else ["--schema", schema]
+    given += [word for one in maps or [] for word in ("--map", one)]
+    given += [word for one in settings or [] for word in ("--set", one)]
+    before = ["vidcurate", "ingest", metadata, "--videos"]
+    _hint_at_folder(
+        out,
+        videos,
+        summary.problems.get("missing_file", 0),
+        lambda folder: [*before, str(folder), "--out", str(out), *given],
+    )
 
 
-def _hint_at_folder(run: Path, videos: Path | None, missing: int, command: str) -> None:
-    """Print which folder holds the missing files, if one does, and `command` with that {folder}."""
+def _hint_at_folder(
+    run: Path, videos: Path | None, missing: int, command: Callable[[Path], list[str]]
+) -> None:
+    """Print which folder holds the missing files, if one does, and the words of `command(folder)`."""
     if videos is not None and (hint := _other_folder(run, videos, missing)):
         count, folder = hint
         print(
             f"hint: {count:,} rows name a file that is not below {videos}, but below {folder}. "
-            f"Run `{command.format(folder=folder)}`.",
+            f"Run `{shlex.join(command(folder))}`.",
             file=sys.stderr,
         )
 
@@ -276,8 +288,11 @@ def curate(
             print()
         if stage == "ingest":
             missing = summary["problems"].get("missing_file", 0)
-            command = f"vidcurate curate {recipe} --set ingest.videos={{folder}}"
-            _hint_at_folder(read.run, read.ingest.videos, missing, command)
+            given = [word for one in settings or [] for word in ("--set", one)]
+            before = ["vidcurate", "curate", str(recipe), *given, "--set"]
+            _hint_at_folder(
+                read.run, read.ingest.videos, missing, lambda folder: [*before, f"ingest.videos={folder}"]
+            )
 
     summaries = run_all(
         read,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import zipfile
 from pathlib import Path
 
@@ -288,6 +289,15 @@ def test_paths_that_repeat_the_folder_of_videos_bring_the_command_that_helps(
     assert hint("part/", "data").startswith(helps.format("data", below, below))
     assert hint("part/", "data/videos") == ""
     assert hint("elsewhere/", "data/videos") == ""
+
+    own = tmp_path / "my {table}.csv"
+    own.write_text("file,words\nvideos/part/a.mp4,text\n")
+    given = ["--map", "video=file", "--map", "caption=words", "--out", "run"]
+    _, _, err = call(capsys, "ingest", own.name, "--videos", "data/videos", *given)
+    words = shlex.split(err.partition("Run `")[2].partition("`.")[0])
+    assert words[1:5] == ["ingest", own.name, "--videos", "data"]
+    code, _, err = call(capsys, *words[1:])
+    assert (code, "hint" in err) == (0, False)
 
     hint("videos/part/", "data/videos")  # the table of that name once more
     recipe = tmp_path / "recipe.yaml"
