@@ -1,4 +1,4 @@
-"""A rank that trains, and whose steps from the third on never end where HANGS is 1.
+"""A rank that trains; from the third on, its steps never end if HANGS is 1.
 
 The file PIDS/<its process id> is there before the training begins.
 """
