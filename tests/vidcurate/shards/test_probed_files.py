@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from vidcurate.curation.clip_table.rejection_ledger import check_ledger
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
@@ -55,6 +56,12 @@ def test_a_copy_is_compared_with_what_probe_read_whole(folder: Path) -> None:
         f"{name}: {name}.mp4 has other bytes than the file that was probed" for name in NAMES[1:]
     ]
     assert built(folder, "full", "videos")[1] == {"full": 3}
+
+
+def test_the_ledger_of_a_run_without_a_filter_is_checked_too(folder: Path) -> None:
+    built(folder, "full", "copy")
+
+    assert check_ledger(folder / "run") == {"rows_in": 3, "rows_rejected": 2, "entries_replayed": 2}
 
 
 def test_a_copy_without_a_digest_has_the_level_that_the_writer_found(folder: Path) -> None:
