@@ -27,6 +27,11 @@ _STEP = re.compile(r"^step-\d{8,}$")
 SIZES = ("num_frames", "height", "width")
 
 
+def _as_label(name: str) -> str:
+    """Return a name as a label's value in Prometheus' text format."""
+    return name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
 class Generator:
     """Generates the clips of requests with the server's model. One thread calls it."""
 
@@ -137,7 +142,7 @@ class Generator:
         """Return the gauges of /metrics, besides the request counters."""
         standing = self.server.standing
         steps = {
-            f'newest_step{{run="{run.resolve().name}"}}': float(step)
+            f'newest_step{{run="{_as_label(run.resolve().name)}"}}': float(step)
             for run, step in dict(standing.newest).items()
         }
         return {

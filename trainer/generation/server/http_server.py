@@ -283,7 +283,7 @@ class _Handler(BaseHTTPRequestHandler):
                 )
             if self.path == "/metrics":
                 kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-                return Answer(200, endpoint.prometheus().encode(), kind)
+                return Answer(200, endpoint.prometheus().encode("utf-8", "replace"), kind)
             raise Refused(404, f"{self.path} is not here; there are /generate, /health and /metrics.")
 
         self._do(act)

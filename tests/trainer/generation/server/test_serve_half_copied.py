@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from tests.trainer.generation.server.served_runs import serve, served
+from tests.trainer.generation.server.test_serve_endpoint import ask
 from trainer.__main__ import main
 from trainer.distributed.mesh import ALONE
 from trainer.generation.server import checkpoints, follow
 from trainer.generation.server.generate import Generator
+from trainer.generation.server.http_server import Endpoint
 from trainer.generation.server.presets import Changes
 from trainer.generation.server.request import Limits
 from trainer.generation.server.weights import Model
@@ -136,3 +138,19 @@ def test_a_request_takes_the_newest_that_the_server_has_not_left_alone(run: Path
         assert generator.prepare({"prompt": "x"})["checkpoint"] == "step-00000004"  # not yet looked at
         server.act(lambda line: None)
         assert generator.prepare({"prompt": "x"})["checkpoint"] == "step-00000002"
+
+
+def test_a_run_of_any_name_is_a_line_of_metrics(run: Path) -> None:
+    named = run.rename(run.parent / 'a"b\\c\nd \udcff{e')
+    service = follow.Service(runs=(named,), presets=("own",), changes=Changes())
+    server = follow.Server(service, ALONE, Model(ALONE))
+    server.standing.newest[named] = 4
+    generator = Generator(server, Limits())
+    with Endpoint(
+        ("127.0.0.1", 0), Limits(), None, generator, generator.facts, generator.gauges, generator.prepare
+    ) as endpoint:
+        metrics, health = (ask(endpoint.port, "GET", path) for path in ("/metrics", "/health"))
+    assert (metrics.code, health.code) == (200, 200)
+    lines = metrics.body.decode().splitlines()
+    assert r'vidcurate_serve_newest_step{run="a\"b\\c\nd ?{e"} 4' in lines
+    assert json.loads(health.body)["runs"] == [str(named)]
