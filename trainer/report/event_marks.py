@@ -83,8 +83,19 @@ def words_of(event: dict[str, Any]) -> str:
 
 def fact(value: Any) -> str:
     """Return a fact's value as at most 300 letters."""
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = _words(value, depth=0)
     return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+def _words(value: Any, depth: int) -> str:
+    """Return a value of JSON as text: `too small 1, too short 2` for an object, inner ones in brackets."""
+    if not isinstance(value, dict | list) or depth > 3:
+        return str(value)
+    if isinstance(value, list):
+        text = ", ".join(_words(one, depth + 1) for one in value)
+    else:
+        text = ", ".join(f"{key.replace('_', ' ')} {_words(one, depth + 1)}" for key, one in value.items())
+    return f"({text})" if depth else text
 
 
 def flagged(run: RunData) -> list[tuple[int, dict[str, Any]]]:

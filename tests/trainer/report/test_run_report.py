@@ -13,7 +13,7 @@ import pytest
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import command_words, events, make_shards
 from trainer.report import command as report_command
-from trainer.report import curves
+from trainer.report import curves, event_marks
 from trainer.report.goodput import PARTS, Ledger, ledger
 from trainer.report.read import read_run
 from trainer.run_folder import jsonl, metrics, process_table
@@ -314,3 +314,24 @@ def test_logarithmic_ticks_are_round() -> None:
     assert curves.log_ticks(0.04, 9.0) == [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
     assert curves.log_ticks(0.9, 6.0) == [1.0, 2.0, 5.0]
     assert curves.log_ticks(1e-6, 1e3) == [1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"too_small": 1, "too_short": 2}, "too small 1, too short 2"),
+        ([{"host": "a", "ranks": [0, 1]}, "b"], "(host a, ranks (0, 1)), b"),
+        ([1, 2], "1, 2"),
+        ("as is", "as is"),
+        ({}, ""),
+    ],
+)
+def test_an_events_fact_is_as_text(value: object, words: str) -> None:
+    assert event_marks.fact(value) == words
+
+
+def test_a_deep_fact_is_short() -> None:
+    deep: object = 1
+    for _ in range(200):
+        deep = {"in": [deep]}
+    assert len(event_marks.fact(deep)) < 310
