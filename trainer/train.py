@@ -201,7 +201,8 @@ def _run_stage(
                 jsonl.append_line(run / metrics.METRICS, line)
             if state.step % spec.log_every == 0 or is_last or state.step == 1:
                 mean_seconds = sum(durations) / len(durations)
-                training_log.print_line(world, metrics.console_line(line, last_step, mean_seconds))
+                width = training_log.terminal_width()
+                training_log.print_line(world, metrics.console_line(line, last_step, mean_seconds, width))
                 services.mirrors.check(state.step)
             if state.step % spec.checkpoint_every == 0 or is_last or sync.stop:
                 save_sample_validate.save_checkpoint(state, context, stage, saver)

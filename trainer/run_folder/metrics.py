@@ -129,12 +129,21 @@ def seconds_as_text(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def console_line(line: dict[str, Any], last_step: int, seconds_per_step: float) -> str:
-    """Return the console line of a metrics line."""
-    left = seconds_as_text((last_step - line["step"]) * seconds_per_step)
+def console_line(line: dict[str, Any], last_step: int, seconds_per_step: float, width: int = 0) -> str:
+    """Return the console line of a metrics line; at a terminal's `width` without what does not fit.
+
+    Step, loss and time left always stay; 0: no limit.
+    """
     mfu = f"  MFU {100 * line['mfu']:.1f} %" if "mfu" in line else ""
-    return (
-        f"{line['stage']}  step {line['step']}/{last_step}  loss {line['loss']:.6f}  lr {line['lr']:.3g}  "
-        f"grad {line['grad_norm']:.3g}  {line['tokens_per_second']:,.0f} tokens/s{mfu}  "
-        f"data {100 * line['data_seconds'] / max(line['seconds'], 1e-9):.0f} %  {left} left"
-    )
+    parts = {
+        "step": f"{line['stage']}  step {line['step']}/{last_step}  loss {line['loss']:.6f}",
+        "lr": f"lr {line['lr']:.3g}",
+        "grad": f"grad {line['grad_norm']:.3g}",
+        "speed": f"{line['tokens_per_second']:,.0f} tokens/s{mfu}",
+        "data": f"data {100 * line['data_seconds'] / max(line['seconds'], 1e-9):.0f} %",
+        "left": f"{seconds_as_text((last_step - line['step']) * seconds_per_step)} left",
+    }
+    for name in ("lr", "data", "grad", "speed"):
+        if width and len("  ".join(parts.values())) > width:
+            del parts[name]
+    return "  ".join(parts.values())

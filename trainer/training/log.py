@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -33,6 +34,14 @@ _printed_clips: set[tuple[Path, str]] = set()  # run and clip id of the replaced
 def print_line(world: World, text: str) -> None:
     if world.is_first:
         print(text, file=sys.stderr, flush=True)
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal that `print_line` writes to; 0 where it is none."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
 def record_start(

@@ -97,3 +97,20 @@ def test_a_damaged_line_in_the_middle_is_named_with_the_way_out(tmp_path: Path, 
     path.write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
     with pytest.raises(StorageError, match=rf"metrics.jsonl: line 2 is damaged .* sed -i 2d {path}"):
         metrics.read_metrics(path)
+
+
+def test_the_console_line_keeps_step_loss_and_time_left_at_a_narrow_terminal() -> None:
+    line = {
+        "stage": "first", "step": 5, "loss": 1.463066, "lr": 1e-3, "grad_norm": 0.637, "mfu": 0.31,
+        "tokens_per_second": 3866.0, "data_seconds": 0.1, "seconds": 1.0,
+    }  # fmt: skip
+    whole = metrics.console_line(line, 20, 60.0)
+    assert whole.endswith(
+        "loss 1.463066  lr 0.001  grad 0.637  3,866 tokens/s  MFU 31.0 %  data 10 %  15 min 0 s left"
+    )
+    for width in (80, 60):
+        narrow = metrics.console_line(line, 20, 60.0, width)
+        assert len(narrow) <= width
+        assert narrow.startswith("first  step 5/20  loss 1.463066  ")
+        assert narrow.endswith("  15 min 0 s left")
+    assert metrics.console_line(line, 20, 60.0, 10) == "first  step 5/20  loss 1.463066  15 min 0 s left"
