@@ -116,6 +116,21 @@ def test_prompts_and_videos_are_paired_by_line_or_refused(tmp_path: Path) -> Non
         ingest(tmp_path / "run", folder)
 
 
+def test_a_line_separator_within_a_caption_ends_no_line(tmp_path: Path) -> None:
+    text = "A cat\u2028asleep\x0con\x85a mat"
+    folder = videos(tmp_path / "pairs", "videos/1.mp4", "videos/2.mp4")
+    (folder / "prompts.txt").write_bytes(f"{text}\r\nA dog\n".encode())
+    (folder / "videos.txt").write_text("videos/1.mp4\nvideos/2.mp4\n")
+    beside = videos(tmp_path / "beside", "1.mp4")
+    (beside / "1.txt").write_text(f"{text}\nA dog\n")
+
+    _, pairs = ingest(tmp_path / "run", folder)
+    _, (row,) = ingest(tmp_path / "run2", beside)
+
+    assert [one["caption"] for one in pairs] == [text, "A dog"]
+    assert [one["text"] for one in row["captions"]] == [text, "A dog"]
+
+
 def test_cosmos_windows_are_rows_with_their_frames_and_captions(tmp_path: Path) -> None:
     folder = videos(tmp_path / "out", "clips/u1.mp4", "clips/u2.mp4", "clips/u3.mp4")
     metas = folder / "metas" / "v0"

@@ -5,6 +5,7 @@ the caption is that of the `.json` and, when it has none, the text. Images with 
 """
 
 import hashlib
+import io
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -59,7 +60,7 @@ def side_cars(listing: Listing) -> tuple[str, list[str]]:
 
 def text_captions(text: str, *, by_line: bool) -> dict[str, Any]:
     """Return caption, captions and caption_name of a text: each of its lines is a caption, or the whole."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in io.StringIO(text, newline=None) if line.strip()]
     return captions.named({MAIN: lines if by_line and len(lines) > 1 else text}, MAIN)
 
 

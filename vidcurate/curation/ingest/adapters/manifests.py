@@ -6,6 +6,7 @@ resolution), VideoX-Fun, LTX and Automodel (arrays of objects), CogVideoX and fi
 videos.txt, line by line), data-juicer (`videos` and a text with `<__dj__video>` for each).
 """
 
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -94,6 +95,11 @@ def _flat(row: Mapping[str, Any]) -> Row:
     return dict(row)
 
 
+def _lines(path: Path, encoding: str) -> list[str]:
+    """Return the lines of a file as `open` ends them: U+2028, U+0085 and form feeds are parts of a caption."""
+    return [line.rstrip("\n") for line in io.StringIO(_read(path, encoding), newline=None)]
+
+
 def pair_of(folder: Path) -> tuple[Path, Path] | None:
     """Return the files of prompts and of videos in a folder, None without both."""
     prompts = [folder / name for name in PROMPTS if (folder / name).is_file()]
@@ -103,7 +109,7 @@ def pair_of(folder: Path) -> tuple[Path, Path] | None:
 
 def pair_rows(prompts: Path, videos: Path, encoding: str = "utf-8") -> Iterator[Row]:
     """Yield a row for each line of both files. Raises InputError when they have other numbers of lines."""
-    said, named = (_read(path, encoding).splitlines() for path in (prompts, videos))
+    said, named = (_lines(path, encoding) for path in (prompts, videos))
     while said and not said[-1].strip() and len(said) > len(named):
         said.pop()
     while named and not named[-1].strip():
@@ -121,7 +127,7 @@ def data_juicer_rows(path: Path, encoding: str = "utf-8") -> Iterator[Row]:
 
     Raises InputError for a line that is no object, or has other numbers of videos and of `<__dj__video>`.
     """
-    for number, line in enumerate(_read(path, encoding).splitlines(), start=1):
+    for number, line in enumerate(_lines(path, encoding), start=1):
         if not line.strip():
             continue
         try:
