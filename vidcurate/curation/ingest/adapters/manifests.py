@@ -96,7 +96,7 @@ def _flat(row: Mapping[str, Any]) -> Row:
 
 
 def _lines(path: Path, encoding: str) -> list[str]:
-    """Return the lines of a file as `open` ends them: U+2028, U+0085 and form feeds are parts of a caption."""
+    """Return the lines of a file as `open` ends them: U+2028 and form feeds are parts of a caption."""
     return [line.rstrip("\n") for line in io.StringIO(_read(path, encoding), newline=None)]
 
 
