@@ -97,7 +97,7 @@ def million_clips(folder: Path) -> None:
         "video_crc32c": list(np.random.default_rng(0).integers(0, 2**32, count)),
         "json_crc32c": [0] * count,
         "frame_map": [bytes(20)] * count,
-        "num_frames": [i % 400 for i in range(count)],
+        "num_frames": [1 + i % 400 for i in range(count)],
     }
     index_file.write_index(folder, rows)
 
