@@ -3,13 +3,15 @@
     python benchmarks/mixture.py OUT [--steps 300] [--set KEY=VALUE] [--keep]
     python benchmarks/mixture.py OUT --ranks 2 4 --per-rank 8 --steps 27 --warm-up 5 --keep
     OMP_NUM_THREADS=1 python benchmarks/mixture.py OUT --recipe tests/tiny.yaml --ranks 2 --steps 30
+    python benchmarks/mixture.py OUT --set precision=float8 --keep    # beside bfloat16's of the same OUT
     python benchmarks/mixture.py OUT --report        # again, with the same words: nothing is trained
 
 It makes the latents (make_latents.py), measures a micro-batch of each bucket alone, with random weights,
 latents and captions of the mean length, and what an update costs beside its micro-batches; then it trains
 with `python -m trainer` and adds up what the updates should have taken. The prediction over the wall time,
 after a warm-up, is the figure: it holds the loader, the logging and the checkpoints. Missing time is printed
-by part. Triton kernels that are built after the warm-up are counted, and the memory that
+by part. The prediction is of the run's own precision: buckets, run and kept file of float8 have its name.
+Triton kernels that are built after the warm-up are counted, and the memory that
 `trainer.distributed.memory` predicts for each bucket is printed beside what it took.
 
 With `--ranks N …` (GPUs of this host) it trains on one rank and on each N, with `--per-rank` micro-batches of
@@ -191,6 +193,11 @@ def of_several(ran: Ran, one: Ran, alone: Alone, hardware: str) -> list[Row]:
     return rows
 
 
+def named(what: str, precision: str, mark: str = "-") -> str:
+    """Return the name of a file or folder of a precision; float8's lies beside that of the others."""
+    return f"{what}{mark}{precision}" if precision == "float8" else what
+
+
 def train(source: Path, settings: list[str], ranks: int, cache: Path) -> None:
     """Train with the command that users have; stop unless it ends well."""
     command = [sys.executable, "-u", "-m", "trainer"]
@@ -237,15 +244,16 @@ def main() -> None:
     ]
     recipe = recipes.load(source, settings)
     (stage,) = data_stages.open_stages(recipe)
+    of_buckets = given.out / f"{named('alone', recipe.precision)}.json"
     if not given.report:
         hardware = torch.cuda.get_device_name() if gpu else cpu()
-        write_alone(measure_alone(recipe, stage, given.repeats, hardware), given.out / "alone.json")
+        write_alone(measure_alone(recipe, stage, given.repeats, hardware), of_buckets)
         gc.collect()
         if gpu:
             torch.cuda.empty_cache()
-    alone = read_alone(given.out / "alone.json")
+    alone = read_alone(of_buckets)
     hardware = alone.hardware
-    costs = given.out / "costs.json"
+    costs = given.out / f"{named('costs', recipe.precision)}.json"
     of_clips = [
         (cell.bucket.resolution, cell.bucket.num_frames, alone.seconds[cell.name] / cell.micro_batch_size)
         for cell in stage.plan.cells
@@ -254,7 +262,8 @@ def main() -> None:
     kind = hardware.split()[-1].lower() if hardware.startswith("NVIDIA") else "cpu"
     one: Ran | None = None
     for ranks in sorted({1, *given.ranks}):
-        run, cache = given.out / f"mixture-{ranks}", given.out / "kernels"
+        run = given.out / named(f"mixture-{ranks}", recipe.precision)
+        cache = given.out / named("kernels", recipe.precision)
         own = [
             *settings,
             f"output={run}",
@@ -270,7 +279,7 @@ def main() -> None:
         if ranks > 1:
             rows += of_several(ran, one, alone, f"{ranks} x {hardware}")
         if given.keep and ranks in given.ranks:
-            keep(f"mixture_{kind}" if ranks == 1 else f"mixture_{ranks}x{kind}", rows)
+            keep(named(f"mixture_{kind if ranks == 1 else f'{ranks}x{kind}'}", recipe.precision, "_"), rows)
         else:
             print(as_table(rows))
 

@@ -175,10 +175,15 @@ def row(
     }
 
 
-def keep(script: str, rows: list[Row]) -> None:
-    """Write the rows to benchmarks/results/<script>.json and print them."""
+def write(script: str, rows: list[Row]) -> None:
+    """Write the rows to benchmarks/results/<script>.json."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{script}.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def keep(script: str, rows: list[Row]) -> None:
+    """Write the rows to benchmarks/results/<script>.json and print them."""
+    write(script, rows)
     print(as_table(rows))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from rows import RESULTS
 from speed_budget import BUDGET, Figures, budget, table, to_text
 from step_parts import ALL
+from step_rows import READ
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "speed.md"
 BLOCKS = {  # name: how the page marks its beginning and its end
@@ -32,21 +33,35 @@ def shapes(found: Figures) -> list[str]:
     return [metric.removesuffix("_tflops") for metric in found if metric.endswith("_tflops")]
 
 
+FORMS = {  # of train_step.py's rows that stand beside another form: their heading
+    "packed": "bfloat16, true lengths",
+    "float8": "float8",
+    "float8_packed": "float8, true lengths",
+}
+
+
 def beside_table(found: Figures) -> str:
     """Return what float8 and packed captions give, as far as a shape was measured with them; or nothing."""
     lines = []
     for shape in shapes(found):
-        rows = [found.get(f"{shape}_{form}_tokens_per_s") for form in ("float8", "packed")]
+        rows = [found.get(f"{shape}_{form}_tokens_per_s") for form in FORMS]
         if any(rows):
-            cells = [
-                (f"{row['value']:,.0f}", f"{row['peer_value']:,.0f}", f"{row['ratio']:.3f}")
-                if row
-                else ("",) * 3
-                for row in rows
-            ]
-            lines.append([to_text(shape), *cells[0], *cells[1]])
-    head = ["tokens/s", "float8", "bfloat16", "ratio", "captions packed", "padded to 300", "ratio"]
-    return table(head, lines) if lines else ""
+            cells = [f"{row['value']:,.0f} ({row['ratio']:.3f})" if row else "" for row in rows]
+            lines.append([to_text(shape), f"{found[f'{shape}_tokens_per_s']['value']:,.0f}", *cells])
+    return table(["tokens/s (ratio)", "bfloat16", *FORMS.values()], lines) if lines else ""
+
+
+def peers_of_forms(found: Figures) -> str:
+    """Return what each form's ratio is over, and when its rates were measured."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for form, heading in FORMS.items():
+        for shape in shapes(found):
+            if row := found.get(f"{shape}_{form}_tokens_per_s"):
+                groups.setdefault((heading, row["peer"], row["date"]), []).append(to_text(shape))
+    return "; ".join(
+        f"{heading} over {peer}, {date} ({', '.join(of_shapes)})"
+        for (heading, peer, date), of_shapes in groups.items()
+    )
 
 
 def step_table(found: Figures) -> str:
@@ -115,8 +130,8 @@ def beside_words(found: Figures) -> str:
     """Return the table of forms that are compared with another, and what it holds; or nothing."""
     lines = beside_table(found)
     return lines and (
-        "With `precision: float8`; and captions of 125 tokens, one in ten dropped, by their true lengths "
-        f"(each ratio is of one GPU and one run; packed captions and images of 2026-11-23):\n\n{lines}"
+        "With `precision: float8`, and with captions by their true lengths instead of 300 tokens to each "
+        f"({READ}). Each ratio is of one GPU and one run: {peers_of_forms(found)}.\n\n{lines}"
     )
 
 

@@ -1,8 +1,11 @@
-"""Shapes of the measured training steps: latent, published batch, micro-batches, goal."""
+"""Shapes of the measured training steps: latent, published batch, micro-batches, goal, captions."""
 
 from dataclasses import dataclass
 
 TEXT_TOKENS = 300
+CAPTION_TOKENS, DROPPED = 125, 0.1  # of a caption in the mean; a dropped one reads the null caption's 300
+READ_TOKENS = round((1 - DROPPED) * CAPTION_TOKENS + DROPPED * TEXT_TOKENS)
+SPREAD_TOKENS = 64  # to either side of READ_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +71,11 @@ def in_parts(batch: int, most: int) -> list[int]:
     """Return the clips of each micro-batch: as few as `most` allows, and as even as can be."""
     parts = -(-batch // most)
     return [batch * (part + 1) // parts - batch * part // parts for part in range(parts)]
+
+
+def caption_lengths(count: int) -> list[int]:
+    """Return the text tokens that each of `count` clips reads: READ_TOKENS in the mean, evenly spread."""
+    if count == 1:
+        return [READ_TOKENS]
+    least, spread = READ_TOKENS - SPREAD_TOKENS, 2 * SPREAD_TOKENS
+    return [least + round(spread * number / (count - 1)) for number in range(count)]

@@ -1,25 +1,28 @@
 """Training step of STDiT3-XL/2 on one GPU: tokens a second, and time by phase.
 
-    python benchmarks/train_step.py [--shapes 144p_51f,240p_102f] [--forms plain,compiled,fast]
+    python benchmarks/train_step.py [--shapes 144p_51f,240p_102f] [--forms plain,compiled,fast] [--steps 2]
+    python benchmarks/train_step.py --forms fast,packed,float8,float8_packed --steps 2 --merge
 
 A step is forward and backward over the published batch of a bucket (in micro-batches without recompute),
 gradient clipping, AdamW on float32 masters, EMA and the cast back to bfloat16. Weights, latents and text
 features are random (300 real text tokens); medians of the timed steps. Forms: `recomputed` (eager, every
 block checkpointed, one micro-batch: what the published run does), `plain` (eager), `compiled` (each kind of
-block through torch.compile), `fast` (the same through the kernels of trainer.model.kernels), `float8`
-(that, with
-`precision: float8`), and `padded` and `packed` (the fast form with captions of 125 text tokens and one in ten
-dropped, padded to 300 or by their true lengths). The last three are never taken for the best.
+block through torch.compile), `fast` (the same through the kernels of trainer.model.kernels), `float8` (that,
+with `precision: float8`), `padded` and `packed` (the fast form with captions as a run reads them, padded to
+300 or by their true lengths), and `float8_packed`. The last four are never taken for the best.
 
 The goals are four times the published model's step on one H200. Beside plain blocks of the same run, each
-rate is kept beside the original's (`Shape.original`), which another run measured.
+rate is kept beside the original's (`Shape.original`), which another run measured. With `--merge` the rows go
+among those that are kept, and a form stands beside the kept plain blocks where this run has none.
 """
 
 import argparse
 import gc
 import itertools
+import json
 import statistics
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,8 +30,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from power import Meter
-from rows import keep, row
-from step_shapes import SHAPES, TEXT_TOKENS, Shape, in_parts
+from rows import RESULTS, Row, as_table, row, write
+from step_rows import CAPTIONED, merged, rows_of
+from step_shapes import READ_TOKENS, SHAPES, TEXT_TOKENS, Shape, caption_lengths, in_parts
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -39,28 +43,10 @@ from trainer.model.kernels.apply import apply_fused_blocks
 from trainer.model.stdit import STDiT3, STDiT3Config
 
 CONFIG = STDiT3Config(freeze_y_embedder=True)
-CAPTION_TOKENS = 125  # of `padded` and `packed`; clips differ by 64 to either side, and each tenth is dropped
 DENSE_BF16_TFLOPS = 989.0
-UNITS = {
-    "tokens_per_s": "tokens/s",
-    "tflops": "TFLOP/s",
-    "forward_ms": "ms",
-    "backward_ms": "ms",
-    "optimizer_ms": "ms",
-    "peak_gib": "GiB",
-    "sm_mhz": "MHz",
-    "watts": "W",
-}
-FEWER = {"plain": (3, 1), "recomputed": (3, 1), "float8": (5, 1)}  # timed steps at most, and steps before
-CAPTIONED = ("padded", "packed")
+# Timed steps at most, and steps before.
+FEWER = {"plain": (3, 1), "recomputed": (3, 1), "float8": (5, 1), "float8_packed": (5, 1)}
 KERNELS = ("fast", "float8", *CAPTIONED)  # the forms that go through trainer.model.kernels
-BESIDE = {  # forms that are compared with another: that one, and what it is called
-    "float8": ("fast", "fast, all products of bfloat16"),
-    "packed": ("padded", "the same captions padded to 300 tokens"),
-}
-# Its batches, checkpointing and frame masks as published, with the fastest attention that it can be given;
-# 656 to 668 W at 1,965 MHz.
-ORIGINAL = "Open-Sora v1.2.0's own code, best attention, one H200 on 2026-11-23"
 SUSTAINED = 1200  # products, some 1.5 ms each
 
 
@@ -139,15 +125,8 @@ def inputs(shape: Shape, count: int) -> dict[str, Tensor]:
     }
 
 
-def caption_lengths(count: int) -> list[int]:
-    """Return the text tokens that each of `count` clips reads, a dropped one all of the null caption's."""
-    spread = [CAPTION_TOKENS - 64 + 128 * number // max(1, count - 1) for number in range(count)]
-    return [TEXT_TOKENS if number % 10 == 9 else tokens for number, tokens in enumerate(spread)]
-
-
-def with_captions(batch: dict[str, Tensor], packed: bool) -> dict[str, Any]:
-    """Return the micro-batch with captions of their lengths: given (`packed`), or as a mask alone."""
-    lengths = caption_lengths(len(batch["x"]))
+def with_captions(batch: dict[str, Tensor], lengths: list[int], packed: bool) -> dict[str, Any]:
+    """Return the micro-batch with captions of `lengths`: given (`packed`), or as a mask alone."""
     places = torch.arange(TEXT_TOKENS, device="cuda")
     mask = places < torch.tensor(lengths, device="cuda")[:, None]
     return {**batch, "mask": mask, **({"text_lengths": lengths} if packed else {})}
@@ -206,7 +185,7 @@ def prepare(model: STDiT3, shape: Shape, form: str) -> None:
         compile_blocks(model)
     count = len(blocks_of(model)) if form == "recomputed" else shape.recomputed_blocks
     if form in KERNELS:
-        apply_fused_blocks(model, float8=form == "float8")
+        apply_fused_blocks(model, float8=form.startswith("float8"))
         if shape.fast_lean:
             count = 0
             for block in blocks_of(model):
@@ -216,7 +195,8 @@ def prepare(model: STDiT3, shape: Shape, form: str) -> None:
 
 
 def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, float]:
-    """Return tokens per second, the split in ms, TFLOP/s and peak GiB of one form at one shape."""
+    """Return the figures of one form at one shape, and the seconds of its warm-up and of all its steps."""
+    began = time.perf_counter()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -231,10 +211,15 @@ def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, floa
     batches = [inputs(shape, count) for count in in_parts(shape.batch, micro)]
     text = TEXT_TOKENS
     if form in CAPTIONED:
-        batches = [with_captions(batch, form == "packed") for batch in batches]
-        text = round(statistics.fmean(caption_lengths(shape.batch)))
+        lengths = iter(caption_lengths(shape.batch))
+        of_batches = [list(itertools.islice(lengths, len(batch["x"]))) for batch in batches]
+        batches = [
+            with_captions(batch, own, CAPTIONED[form]) for batch, own in zip(batches, of_batches, strict=True)
+        ]
+        text = READ_TOKENS
     for _ in range(warm_up):
         timed_step(model, masters, batches)
+    warm = time.perf_counter()
     with Meter() as meter:
         runs = [timed_step(model, masters, batches) for _ in range(steps)]
     forward, backward, optimizer = (statistics.median(part) for part in zip(*runs, strict=True))
@@ -249,6 +234,8 @@ def measure(shape: Shape, form: str, steps: int, warm_up: int) -> dict[str, floa
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
         "sm_mhz": meter.sm_mhz,
         "watts": meter.watts,
+        "warm_up_seconds": warm - began,
+        "timed_seconds": time.perf_counter() - warm,
     }
 
 
@@ -258,10 +245,15 @@ def main() -> None:
     arguments.add_argument("--forms", default="plain,compiled,fast")
     arguments.add_argument("--steps", type=int, default=10, help="timed steps of fast and compiled")
     arguments.add_argument("--out", default="train_step_h200")
+    arguments.add_argument(
+        "--merge", action="store_true", help="replace only what is measured in the kept file"
+    )
     given = arguments.parse_args()
     if not torch.cuda.is_available():
         sys.exit("train_step times steps on a GPU and finds none; run it where torch sees CUDA.")
     hardware = torch.cuda.get_device_name()
+    path = RESULTS / f"{given.out}.json"
+    kept: list[Row] = json.loads(path.read_text()) if given.merge and path.exists() else []
     ceiling = ceiling_tflops()
     kept_up, meter = sustained()
     print(
@@ -296,45 +288,13 @@ def main() -> None:
                 f"fwd {figures['forward_ms']:6.0f} bwd {figures['backward_ms']:6.0f} "
                 f"opt {figures['optimizer_ms']:4.0f} ms  {figures['tflops']:5.0f} TFLOP/s "
                 f"({of_ceiling:.1%} of the product kept up, {of_dense:.1%} of 989)  "
-                f"{figures['peak_gib']:4.0f} GiB, {figures['sm_mhz']:.0f} MHz, {figures['watts']:.0f} W",
+                f"{figures['peak_gib']:4.0f} GiB, {figures['sm_mhz']:.0f} MHz, {figures['watts']:.0f} W; "
+                f"{figures['warm_up_seconds']:.1f} s before, {figures['timed_seconds']:.1f} s timed",
                 flush=True,
             )
-        ours = [form for form in found if form not in ("float8", *CAPTIONED)]
-        best = max(ours, key=lambda form: found[form]["tokens_per_s"], default="")
-        for metric, unit in UNITS.items() if "plain" in found else ():
-            rows.append(
-                row(
-                    f"{name}_{metric}",
-                    found[best][metric],
-                    unit,
-                    peer=f"plain eager (ours is {best})",
-                    peer_value=found["plain"][metric],
-                    goal=f">= {shape.goal:,}" if metric == "tokens_per_s" and shape.goal else "",
-                    higher_is_better=metric in ("tokens_per_s", "tflops", "sm_mhz"),
-                    hardware=hardware,
-                )
-            )
-        for form, metric in ((best, "over_original"), ("float8", "float8_over_original")):
-            if shape.original and form in found:
-                rate = found[form]["tokens_per_s"]
-                rows.append(
-                    row(f"{name}_{metric}", rate, "tokens/s", peer=ORIGINAL, peer_value=shape.original,
-                        goal="4 x" if form == best else "", hardware=hardware)
-                )  # fmt: skip
-        for form, (usual, called) in BESIDE.items():
-            if {form, usual} <= found.keys():
-                rate, other = (found[one]["tokens_per_s"] for one in (form, usual))
-                rows.append(
-                    row(f"{name}_{form}_tokens_per_s", rate, "tokens/s", peer=called,
-                        peer_value=other, hardware=hardware)
-                )  # fmt: skip
-                for metric in ("forward_ms", "backward_ms", "optimizer_ms", "sm_mhz", "watts"):
-                    rate, other = (found[one][metric] for one in (form, usual))
-                    rows.append(
-                        row(f"{name}_{form}_{metric}", rate, UNITS[metric], peer=called, peer_value=other,
-                            higher_is_better=metric == "sm_mhz", hardware=hardware)
-                    )  # fmt: skip
-        keep(given.out, rows)
+        rows += rows_of(name, shape, found, hardware, kept)
+        write(given.out, merged(kept, rows))
+    print(as_table(rows))
 
 
 if __name__ == "__main__":

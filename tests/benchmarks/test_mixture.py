@@ -1,13 +1,16 @@
 """The benchmark of a run in mixed buckets: too few clips for them, and a report of a run that was made."""
 
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.forked_runs import Forks
+from trainer.recipe import recipe as recipes
 from vidcurate.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +39,30 @@ def test_too_few_clips_for_a_bucket_are_reported_in_one_line(forks: Forks, tmp_p
     assert line.startswith("error: level-")
     assert "fewer than a micro-batch of" in line
     assert len(line.splitlines()) == 1
+
+
+def test_float8_lies_beside_the_models_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    named = importlib.import_module("mixture").named
+
+    assert [named("alone", one) for one in ("float32", "bfloat16", "float8")] == [
+        "alone",
+        "alone",
+        "alone-float8",
+    ]
+    assert named("mixture_h200", "float8", "_") == "mixture_h200_float8"
+
+
+def test_the_mixtures_recipe_can_be_in_float8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    source = tmp_path / "recipe.json"
+    made = json.loads(json.dumps(importlib.import_module("make_latents").XL_2)) | {"output": str(tmp_path)}
+    made["stages"][0]["data"] |= {"latents": str(tmp_path), "views": 1}
+    source.write_text(json.dumps(made))
+
+    recipe = recipes.load(source, ["precision=float8", "blocks=fast"])
+
+    assert (recipe.precision, recipe.blocks, recipe.dtype) == ("float8", "fast", torch.bfloat16)
 
 
 def test_made_up_clips_are_not_written_over_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
