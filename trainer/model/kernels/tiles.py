@@ -10,38 +10,52 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, NUMBERS, WARPS = 64, 4096, 4  # most rows of a tile, and its numbers
+PROGRAMS = 528  # fewer programs than this leave multiprocessors idle: the rows are split
 
 
 @triton.jit
 def _add_up_kernel(
     parts_ptr,  # [groups, count, width]
-    out_ptr,  # [groups, width]
+    out_ptr,  # [groups, splits, width]
     count,
     width,
+    rows_per_split,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     group = tl.program_id(1).to(tl.int64)
+    split = tl.program_id(2)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, count, ROWS):
+    end = tl.minimum((split + 1) * rows_per_split, count)
+    for start in range(split * rows_per_split, end, ROWS):
         row = start + tl.arange(0, ROWS)[:, None]
-        mask = (row < count) & (column[None] < width)
+        mask = (row < end) & (column[None] < width)
         total += tl.load(parts_ptr + (group * count + row) * width + column[None], mask=mask, other=0.0)
     total = tl.sum(total, 0).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + group * width + column, total, mask=column < width)
+    out = out_ptr + (group * tl.num_programs(2) + split) * width
+    tl.store(out + column, total, mask=column < width)
 
 
 def add_up(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return sums [G, W], in `dtype`, over the second dimension of contiguous float32 `parts` [G, P, W]."""
+    """Return sums [G, W], in `dtype`, over the second dimension of contiguous float32 `parts` [G, P, W].
+
+    Many rows of few columns are summed in two steps: parts of the rows side by side, then these.
+    """
     groups, count, width = parts.shape
     rows = min(ROWS, triton.next_power_of_2(count))
     columns = NUMBERS // rows
-    out = torch.empty(groups, width, device=parts.device, dtype=dtype)
-    _add_up_kernel[(triton.cdiv(width, columns), groups)](
-        parts, out, count, width, ROWS=rows, COLUMNS=columns, num_warps=WARPS
+    programs = triton.cdiv(width, columns) * groups
+    splits = min(triton.cdiv(count, 4 * rows), triton.cdiv(PROGRAMS, programs))
+    rows_per_split = triton.cdiv(triton.cdiv(count, splits), rows) * rows
+    splits = triton.cdiv(count, rows_per_split)
+    out = torch.empty(
+        groups, splits, width, device=parts.device, dtype=dtype if splits == 1 else torch.float32
     )
-    return out
+    _add_up_kernel[(triton.cdiv(width, columns), groups, splits)](
+        parts, out, count, width, rows_per_split, ROWS=rows, COLUMNS=columns, num_warps=WARPS
+    )
+    return out[:, 0] if splits == 1 else add_up(out, dtype)
 
 
 @triton.jit

@@ -192,9 +192,9 @@ def test_queries_split_over_programs_give_the_gradients_of_one() -> None:
 
 
 def test_partial_sums_of_any_number_are_added_up() -> None:
-    for groups, count, width in ((1, 1, 3), (3, 7, 65), (2, 130, 64)):
+    for groups, count, width in ((1, 1, 3), (3, 7, 65), (2, 130, 64), (1, 1140, 70), (2, 2278, 144)):
         parts = torch.randn(groups, count, width)
-        torch.testing.assert_close(tiles.add_up(parts, torch.float32), parts.sum(1), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(tiles.add_up(parts, torch.float32), parts.sum(1), atol=1e-4, rtol=1e-5)
 
 
 def test_the_same_input_gives_the_same_bits() -> None:
