@@ -10,8 +10,14 @@ pieces, and where a single clip does not fit, some blocks are lean or recomputed
 (`trainer.distributed.memory`). `speedrun_costs` has these costs, `speedrun_rows` the rows. Encoding costs its
 FLOPs by torch's counter at the rates that benchmarks/encoders.py kept up (`encoder_cost`). A real run
 reaches a share of what its buckets and updates alone predict, which benchmarks/mixture.py measured: all hours
-of training are divided by it. What was measured is printed with its file, apart from what is assumed of data
-that nobody here has.
+of training are divided by it; which of its runs counts, `real_share` says. What was measured is printed with
+its file, apart from what is assumed of data that nobody here has.
+
+Every figure but those of `captions` counts 300 tokens to each caption, which no run needs. With captions by
+their true lengths, hours are interpolated between the steps measured with 300 tokens and those measured with
+READ_TOKENS, at the tokens that a clip reads: a mean of kept captions (benchmarks/caption_lengths.py), or
+--more-caption-tokens for the clips that only stage 3 has, a dropped caption the null caption's 300. A mean
+below READ_TOKENS counts as READ_TOKENS: nothing is extrapolated.
 
 Encoding is counted twice: precomputed (each clip of a stage once) and online (at every showing). Ranks are
 simulated on the real order: the slowest rank's time over the mean, step by step, for micro-batches assigned
@@ -28,25 +34,38 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from caption_lengths import mean_read
 from cost_table import write_cost_table
 from encoder_cost import Rates, clip_flops
 from made_up_clips import made_up_plan
 from rank_balance import imbalance, in_turn, larger
+from real_share import newest, share_of
 from rows import RESULTS, Row, keep
 from speedrun_costs import (
+    FORMS,
     LEAN_COST,
     Machine,
     Run,
+    between,
     clip_costs,
     encoder_seconds,
     latent,
+    machine_of,
     measured_steps,
-    real_share,
     run_of,
+    tokens_read,
     work_of,
 )
-from speedrun_rows import PUBLISHED_HOURS, PUBLISHED_STEPS, PUBLISHED_TOTAL, SPREADS, Figures, as_rows
-from step_shapes import TEXT_TOKENS
+from speedrun_rows import (
+    NAMES,
+    PUBLISHED_HOURS,
+    PUBLISHED_STEPS,
+    PUBLISHED_TOTAL,
+    SPREADS,
+    Figures,
+    as_rows,
+)
+from step_shapes import READ_TOKENS, TEXT_TOKENS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.distributed import memory
@@ -66,17 +85,27 @@ RANKS = (8, 192, 1024)
 # ── the report ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def print_measured(given: argparse.Namespace, machine: Machine, table: Sequence[Row], rates: Rates) -> None:
+def print_measured(
+    given: argparse.Namespace,
+    machine: Machine,
+    table: Sequence[Row],
+    rates: Rates,
+    others: dict[str, Machine],
+    caption: float,
+) -> None:
     """Print what was measured, with its file, then what is assumed."""
     hardware = table[0]["hardware"]
     peers = {entry["peer"] for entry in table if "ours is " in entry["peer"]}
     forms = ", ".join(sorted(peer.partition("ours is ")[2].removesuffix(")") for peer in peers))
     speeds = ", ".join(f"{rate / 1e12:.0f}" for _, rate in rates.points)
+    of_forms = ", ".join(f"{form} {one.share:.3f}" for form, one in others.items()) or "none"
     pixel = clip_flops(51, 480, 848) / (51 * 480 * 848) / 1e6
     print(f"""Measured
   micro-batches         {given.table.name}: {hardware}, blocks {forms}, weights and data random
   update                {given.table.name}: {machine.update_seconds * 1e3:.0f} ms a step
   real run              {given.mixture.name}: {machine.share:.3f} of what micro-batches and updates predict
+  other forms           {given.table.name}, with the share of their real run: {of_forms}
+  captions              {given.captions.name}: {caption:.0f} tokens in the mean ({given.caption_name})
   VAE                   {given.encoders.name}: {speeds} TFLOP/s kept up, from the smallest frame on
   VAE's FLOPs           torch's counter, 51 x 480 x 848: {pixel:.2f} MFLOP a pixel
   T5                    {given.encoders.name}: {1 / rates.caption_seconds:.0f} captions/s
@@ -87,6 +116,8 @@ Assumed
   seconds of a clip     {given.durations} (from-to:percent, even within a class), {given.fps:g} frames/s
   pixels of a clip      {given.sizes}
   caption               {TEXT_TOKENS} tokens for every clip, as measured; fast blocks compute the true ones
+  captions' form        those of stages 1 and 2 are as long as the ones counted, the clips that are more in
+                        stage 3 have {given.more_caption_tokens} tokens; a clip reads {READ_TOKENS} or more
   memory                {given.gib:g} GiB of a GPU may be used by {given.form} blocks, \
 {machine.limit_bytes / 2**30:.1f} beside the state cut over 8
   precomputed           each clip of a stage is encoded once for the stage's epochs (one view)
@@ -154,12 +185,14 @@ def project(
     stage: Stage,
     recipe: TrainRecipe,
     machine: Machine,
-    in_float8: Machine | None,
+    others: dict[str, Machine],
     rates: Rates,
+    caption: float,
     given: argparse.Namespace,
 ) -> Figures:
-    """Print what a stage costs and return it."""
-    clips = given.clips + (given.more_clips if stage.name == "stage-3" else 0)
+    """Print what a stage costs and return it; `others`: the forms of the step, by their names in FORMS."""
+    more = given.more_clips if stage.name == "stage-3" else 0
+    clips = given.clips + more
     plan = made_up_plan(stage, clips, given)
     runs = functools.cache(functools.partial(run_of, recipe, machine))
     num_steps = stage.steps or order.steps_for_epochs(plan, stage.epochs or 0.0)
@@ -173,10 +206,16 @@ def project(
         training += count * runs(cell.bucket).seconds / 3600
         online += shown * encoder / 3600
         ahead += len(cell.rows) * encoder / 3600
-    float8 = None
-    if in_float8:
-        costs = (run_of(recipe, in_float8, cell.bucket).seconds for cell in plan.cells)
-        float8 = sum(count * seconds for count, seconds in zip(counts, costs, strict=True)) / 3600
+    read = tokens_read(caption, stage.caption_dropout, given.more_caption_tokens, more / clips)
+    forms: dict[str, tuple[float, float]] = {}
+    for form, one in others.items():
+        costs = (run_of(recipe, one, cell.bucket).seconds for cell in plan.cells)
+        hours = sum(count * seconds for count, seconds in zip(counts, costs, strict=True)) / 3600
+        name, is_packed = FORMS[form]
+        if is_packed:
+            whole = forms["float8"][0] if form.startswith("float8") else training
+            hours = between(whole, hours, read)
+        forms[name] = hours, one.share
     update = num_steps * plan.micro_batches_per_step * machine.update_seconds / 3600
     print(
         f"{stage.name}: {plan.num_clips:,} of {clips:,} clips in {len(plan.cells)} buckets, {num_steps:,} "
@@ -195,24 +234,27 @@ def project(
     figures = Figures(
         steps=num_steps,
         training=training,
-        float8=float8,
         update=update,
         ahead=ahead,
         online=online,
         imbalance=simulate(stage, clips, recipe, runs, given),
         share=machine.share,
+        read=read,
+        forms=forms,
     )
     waiting = ", ".join(
         f"{training * (figures.imbalance[case][1] - 1):,.0f} on {spread.replace('_', ' ')}"
         for spread, case in SPREADS.items()
     )
-    alternative = "" if float8 is None else f" ({float8:,.0f} in float8)"
     print(
-        f"  GPU hours: {training:,.0f} of micro-batches{alternative}, "
+        f"  GPU hours: {training:,.0f} of micro-batches, "
         f"{update:,.0f} of updates, {figures.lost:,.0f} lost "
-        f"in a real run; of waiting {waiting}; of encoding {ahead:,.0f} ahead, {online:,.0f} online\n",
-        flush=True,
+        f"in a real run; of waiting {waiting}; of encoding {ahead:,.0f} ahead, {online:,.0f} online"
     )
+    for name, (hours, _) in forms.items():
+        tokens = f", {read:.0f} tokens read" if name.endswith("captions") else ""
+        print(f"    of micro-batches, {NAMES[name][0]}{tokens}: {hours:,.0f}")
+    print(flush=True)
     return figures
 
 
@@ -230,7 +272,10 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=130.0, help="of a GPU's memory that may be used")
     parser.add_argument("--form", choices=("fast", "eager"), default="fast")
     parser.add_argument("--encoders", type=Path, default=RESULTS / "encoders_h200.json")
-    parser.add_argument("--mixture", type=Path, default=RESULTS / "mixture_2xh200.json")
+    parser.add_argument("--mixture", type=Path, help="instead of the kept one that counts, for all forms")
+    parser.add_argument("--captions", type=Path, default=RESULTS / "caption_lengths.json")
+    parser.add_argument("--caption-name", default="dense", help="whose mean counts")
+    parser.add_argument("--more-caption-tokens", type=float, default=TEXT_TOKENS)
     parser.add_argument("--simulated-steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--out", default="project_speedrun")
@@ -238,6 +283,7 @@ def main() -> None:
         "--cost-table", type=Path, help="write what a clip of each bucket takes, for a recipe"
     )
     given = parser.parse_args()
+    given_mixture, given.mixture = given.mixture, given.mixture or newest("bfloat16")
 
     table: list[Row] = json.loads(given.table.read_text())
     steps = measured_steps(table)
@@ -247,12 +293,21 @@ def main() -> None:
     machine = Machine(
         cost=fit(steps),
         update_seconds=statistics.median(updates) / 1e3,
-        share=real_share(json.loads(given.mixture.read_text())),
+        share=share_of(given.mixture)[1],
         limit_bytes=given.gib * 2**30 - state,
         form=Form(fast=given.form == "fast"),
     )
     rates = Rates(json.loads(given.encoders.read_text()))
-    print_measured(given, machine, table, rates)
+    caption = mean_read(json.loads(given.captions.read_text()), given.caption_name)
+    shares = {
+        precision: share_of(given_mixture or newest(precision))[1] for precision in ("bfloat16", "float8")
+    }
+    made = {
+        form: machine_of(machine, table, form, shares["float8" if form.startswith("float8") else "bfloat16"])
+        for form in FORMS
+    }
+    others = {form: one for form, one in made.items() if one}
+    print_measured(given, machine, table, rates, others, caption)
     print_fit(machine, steps)
 
     if given.cost_table:
@@ -260,12 +315,9 @@ def main() -> None:
         measured_on = f"{table[0]['hardware']}, {blocks} blocks"
         write_cost_table(given.cost_table, measured_on, *clip_costs(recipe, machine))
 
-    float8_steps = measured_steps(table, "float8")
-    in_float8 = None
-    if float8_steps:
-        form = Form(fast=True, float8=True)
-        in_float8 = dataclasses.replace(machine, cost=fit(float8_steps), form=form)
-    found = {stage.name: project(stage, recipe, machine, in_float8, rates, given) for stage in recipe.stages}
+    found = {
+        stage.name: project(stage, recipe, machine, others, rates, caption, given) for stage in recipe.stages
+    }
     keep(given.out, as_rows(found, f"{table[0]['hardware']}, projected"))
 
 

@@ -8,10 +8,12 @@ the page's budget stays, too.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 from rows import RESULTS
 from speed_budget import BUDGET, Figures, budget, table, to_text
+from speed_projection import captions_words, imbalance_table, run_table, sources_table
 from step_parts import ALL
 from step_rows import READ
 
@@ -135,53 +137,6 @@ def beside_words(found: Figures) -> str:
     )
 
 
-def run_table(found: Figures) -> str:
-    lines = []
-    for stage in ("stage-1", "stage-2", "stage-3"):
-        steps = found[f"{stage}_steps"]
-        hours = [
-            found[f"{stage}_gpu_hours_{part}"]["value"]
-            for part in ("training", "update", "lost", "ahead", "online")
-        ]
-        lines.append(
-            [
-                stage,
-                f"{steps['value']:,.0f}",
-                f"{steps['peer_value']:,.0f}",
-                *(f"{part:,.0f}" for part in hours),
-            ]
-        )
-    stages = table(
-        [
-            "",
-            "steps",
-            "published",
-            "GPU hours of micro-batches",
-            "updates",
-            "lost in a real run",
-            "precomputing",
-            "online",
-        ],
-        lines,
-    )
-    ways = []
-    for ranks in ("8_ranks", "48_ranks", "192_ranks"):
-        ahead, online = (found[f"gpu_hours_{way}_{ranks}"] for way in ("ahead", "online"))
-        ways.append(
-            [
-                ranks.replace("_", " "),
-                f"{ahead['value']:,.0f}",
-                f"{online['value']:,.0f}",
-                f"{ahead['peer_value']:,.0f}",
-            ]
-        )
-    if row := found.get("gpu_hours_ahead_48_ranks_float8"):
-        ways.append(["48 ranks, float8", f"{row['value']:,.0f}", "", f"{ways[0][-1]}"])
-    return f"{stages}\n\n" + table(
-        ["all three, with waiting", "precomputed", "online", "published (H100)"], ways
-    )
-
-
 def original_table(found: Figures) -> str:
     """Return each shape's rate over the original's own step; or nothing."""
     lines = []
@@ -243,40 +198,6 @@ def encoders_table(found: Figures) -> str:
     return table(head, lines)
 
 
-SOURCES = [
-    ["GPU hours of micro-batches", "each shape's forward and backward, fitted", "`train_step_h200.json`"],
-    ["updates", "the optimizer's milliseconds", "`train_step_h200.json`"],
-    [
-        "lost in a real run",
-        "its rate over the one predicted, {share:.3f}; training hours are divided by it",
-        "`mixture_2xh200.json`",
-    ],
-    ["precomputing, online", "rates kept up at five sizes; FLOPs by torch's counter", "`encoders_h200.json`"],
-    ["waiting", "simulated on the real order with the times above", "`project_speedrun.json`"],
-]
-
-
-def sources_table(mixture: Figures) -> str:
-    """Return what each figure of the projection comes from, and its file."""
-    share = next(row["ratio"] for name, row in mixture.items() if name.startswith("tokens/s, real run"))
-    lines = [[part, what.format(share=share), file] for part, what, file in SOURCES]
-    return table(["part", "measured", "file"], lines)
-
-
-def imbalance_table(found: Figures) -> str:
-    lines = []
-    for case in dict.fromkeys(metric.partition("_imbalance_")[2] for metric in found):
-        if case:
-            cells = [found[f"stage-{number}_imbalance_{case}"] for number in (1, 2, 3)]
-            lines.append(
-                [
-                    case.replace("_", " "),
-                    *(f"{cell['peer_value']:.2f} → {cell['value']:.3f}" for cell in cells),
-                ]
-            )
-    return table(["slowest rank over the mean", "stage 1", "stage 2", "stage 3"], lines)
-
-
 def put(page: str, block: str, text: str) -> str:
     """Return the page with `text` between the marks of `block`."""
     begin, end = BLOCKS[block]
@@ -300,8 +221,9 @@ def main() -> None:
             "`python benchmarks/project_speedrun.py` prints it. Not in it: starts, validation, samples and "
             "networks between hosts.",
             run_table(run),
+            *filter(None, [captions_words(run, partial(figures, "caption_lengths"))]),
             "Each part, and what it comes from:",
-            sources_table(figures("mixture_2xh200")),
+            sources_table(),
             "Round-robin → assigned by time:",
             imbalance_table(run),
         ]

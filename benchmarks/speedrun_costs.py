@@ -8,12 +8,12 @@ from pathlib import Path
 
 from encoder_cost import Rates
 from rows import Row
-from step_shapes import SHAPES, TEXT_TOKENS, in_parts
+from step_shapes import READ_TOKENS, SHAPES, TEXT_TOKENS, in_parts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.distributed import memory
 from trainer.distributed.memory import Form
-from trainer.distributed.step_time import Cost, Measured, Work
+from trainer.distributed.step_time import Cost, Measured, Work, fit
 from trainer.model.encoders.registry import video_encoder
 from trainer.model.flops import Shape
 from trainer.recipe.recipe import TrainRecipe
@@ -21,7 +21,11 @@ from vidcurate.sampler import buckets
 from vidcurate.sampler import plan as sampler_plan
 from vidcurate.sampler.bucket_shapes import Bucket
 
-REAL_RUN = "tokens/s, real run"  # of benchmarks/mixture.py, over what was predicted
+FORMS = {  # train_step.py's form: the projection's name, whether it is of READ_TOKENS
+    "float8": ("float8", False),
+    "packed": ("captions", True),
+    "float8_packed": ("float8_captions", True),
+}
 LEAN_COST = 0.02  # of a block's time, what one takes longer that is lean; one H200, 720p x 51 frames
 
 
@@ -29,7 +33,7 @@ LEAN_COST = 0.02  # of a block's time, what one takes longer that is lean; one H
 class Machine:
     """What a GPU does and holds: `seconds` of a micro-batch, of an update, and bytes beside the weights.
 
-    `share` is what a real run reaches of the two.
+    `share` is what a real run reaches of the two; `text_tokens` those that each clip of `cost` reads.
     """
 
     cost: Cost
@@ -37,21 +41,24 @@ class Machine:
     share: float
     limit_bytes: float
     form: Form
+    text_tokens: int = TEXT_TOKENS
 
 
 def measured_steps(table: Sequence[Row], form: str = "") -> list[Measured]:
     """Return the measured steps with their micro-batches, as benchmarks/train_step.py made them.
 
-    `form`: "float8" for the rows of that form; "": those of the fastest form in the model's precision.
+    `form`: one of FORMS for its rows; "": those of the fastest form in the model's precision. Nothing unless
+    every video shape was measured.
     """
     found = {entry["metric"]: entry for entry in table}
     steps = []
+    text_tokens = READ_TOKENS if form in FORMS and FORMS[form][1] else TEXT_TOKENS
     for name, shape in SHAPES.items():
         prefix = f"{name}_{form}_" if form else f"{name}_"
         forward, backward = found.get(f"{prefix}forward_ms"), found.get(f"{prefix}backward_ms")
         if not forward or not backward:
             continue
-        is_fast = form == "float8" or "ours is fast" in forward["peer"]
+        is_fast = bool(form) or "ours is fast" in forward["peer"]
         size = shape.fast_micro_batch or shape.micro_batch if is_fast else shape.micro_batch
         is_lean = is_fast and shape.fast_lean  # what lean blocks cost is in what was measured
         places = shape.tokens // shape.frames
@@ -59,7 +66,7 @@ def measured_steps(table: Sequence[Row], form: str = "") -> list[Measured]:
             Measured(
                 name=name,
                 works=tuple(
-                    Work(clips=count, frames=shape.frames, places=places, text_tokens=TEXT_TOKENS)
+                    Work(clips=count, frames=shape.frames, places=places, text_tokens=text_tokens)
                     for count in in_parts(shape.batch, size)
                 ),
                 forward=forward["value"] / 1e3,
@@ -67,12 +74,34 @@ def measured_steps(table: Sequence[Row], form: str = "") -> list[Measured]:
                 recomputed=0 if is_lean else shape.recomputed_blocks / 56,
             )
         )
-    return steps
+    videos = {name for name, shape in SHAPES.items() if shape.frames > 1}
+    return steps if videos <= {step.name for step in steps} else []
 
 
-def real_share(table: Sequence[Row]) -> float:
-    """Return what a real run over mixed buckets reached of what its micro-batches and updates predict."""
-    return next(float(entry["ratio"]) for entry in table if entry["metric"].startswith(REAL_RUN))
+def machine_of(plain: Machine, table: Sequence[Row], form: str, share: float) -> Machine | None:
+    """Return `plain` in one of FORMS, with what a real run reaches in it; None where it was not measured."""
+    steps = measured_steps(table, form)
+    if not steps:
+        return None
+    is_float8, text_tokens = form.startswith("float8"), READ_TOKENS if FORMS[form][1] else TEXT_TOKENS
+    return dataclasses.replace(
+        plain, cost=fit(steps), form=Form(fast=True, float8=is_float8), share=share, text_tokens=text_tokens
+    )
+
+
+def tokens_read(caption: float, dropout: float, more: float, more_share: float) -> float:
+    """Return the caption tokens that a clip reads in the mean, no fewer than the measured steps read.
+
+    `caption`: of a caption; `dropout`: the share of clips that read the null caption; `more`: of the captions
+    of `more_share` of the clips.
+    """
+    mean = (1 - more_share) * caption + more_share * more
+    return max(READ_TOKENS, (1 - dropout) * mean + dropout * TEXT_TOKENS)
+
+
+def between(whole: float, packed: float, tokens: float) -> float:
+    """Return the hours at `tokens` read of each caption: a micro-batch's time is linear in them."""
+    return packed + (whole - packed) * (tokens - READ_TOKENS) / (TEXT_TOKENS - READ_TOKENS)
 
 
 def clip_costs(recipe: TrainRecipe, machine: Machine) -> tuple[list[tuple[str, int, float]], float]:
@@ -119,7 +148,7 @@ def run_of(recipe: TrainRecipe, machine: Machine, bucket: Bucket) -> Run:
     lean, again = found.plan.lean_blocks / blocks, found.plan.recompute_blocks / blocks
     number = -(-clips // found.clips)
     pieces = tuple(clips // number + (piece < clips % number) for piece in range(number))
-    works = [dataclasses.replace(one, clips=size) for size in pieces]
+    works = [dataclasses.replace(one, clips=size, text_tokens=machine.text_tokens) for size in pieces]
     seconds = sum(
         machine.cost.seconds(work, again) + LEAN_COST * lean * machine.cost.seconds(work) for work in works
     )

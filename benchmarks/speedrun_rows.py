@@ -5,27 +5,40 @@ import functools
 from dataclasses import dataclass
 
 from rows import Row, row
+from step_shapes import TEXT_TOKENS
 
 PUBLISHED_STEPS = {"stage-1": 2_210, "stage-2": 7_100, "stage-3": 14_780}
 PUBLISHED_TOTAL = sum(PUBLISHED_STEPS.values())
 PUBLISHED_HOURS = 18_000.0
 
 
+NAMES = {  # of a form of the step: what a reader calls it, and the peer of its rows
+    "captions": ("bfloat16, captions by their true lengths", "bfloat16, 300 tokens to each caption"),
+    "float8": ("float8, 300 tokens to each caption", "the same in bfloat16"),
+    "float8_captions": (
+        "float8, captions by their true lengths",
+        "bfloat16, 300 tokens to each caption",
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """GPU hours of a stage, and each case's imbalance, assigned round-robin and by time.
 
-    `share` is what a real run reaches of training and update; `float8` is training in float8.
+    `share` is what a real run reaches of training and update. `forms`: training and share of other forms
+    of the step, by the projection's names; `read`: the caption tokens of a clip in those of `captions`.
     """
 
     steps: int
     training: float
-    float8: float | None
     update: float
     ahead: float
     online: float
     imbalance: dict[str, tuple[float, float]]
     share: float
+    read: float
+    forms: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     def hours(self, case: str) -> float:
         """Return all but encoding, with the waiting of a case assigned by time, as a real run takes it."""
@@ -57,25 +70,36 @@ def as_rows(found: dict[str, Figures], hardware: str) -> list[Row]:
                     goal="<= 2,300" if (way, spread) == ("ahead", "48_ranks") else "",
                 )
             )
-    in_float8 = [dataclasses.replace(one, training=one.float8) for one in found.values() if one.float8]
-    if len(in_float8) == len(found):
-        case = SPREADS["48_ranks"]
+    case = SPREADS["48_ranks"]
+    usual = sum(figures.hours(case) + figures.ahead for figures in found.values())
+    for form, (_, peer) in NAMES.items():
+        if not all(form in figures.forms for figures in found.values()):
+            continue
+        of_form = [
+            dataclasses.replace(one, training=one.forms[form][0], share=one.forms[form][1])
+            for one in found.values()
+        ]
         rows.append(
             less_is_better(
-                "gpu_hours_ahead_48_ranks_float8",
-                sum(figures.hours(case) + figures.ahead for figures in in_float8),
+                f"gpu_hours_ahead_48_ranks_{form}",
+                sum(figures.hours(case) + figures.ahead for figures in of_form),
                 "GPU hours",
-                peer="the same in bfloat16",
-                peer_value=sum(figures.hours(case) + figures.ahead for figures in found.values()),
+                peer=peer,
+                peer_value=usual,
                 goal="<= 2,300",
             )
         )
     for name, figures in found.items():
         steps = PUBLISHED_STEPS[name]
-        if figures.float8:
+        for form, (hours, _) in figures.forms.items():
             rows.append(
-                less_is_better(f"{name}_gpu_hours_training_float8", figures.float8, "GPU hours",
-                               peer="the same in bfloat16", peer_value=figures.training)
+                less_is_better(f"{name}_gpu_hours_training_{form}", hours, "GPU hours",
+                               peer=NAMES[form][1], peer_value=figures.training)
+            )  # fmt: skip
+        if any(form.endswith("captions") for form in figures.forms):
+            rows.append(
+                less_is_better(f"{name}_tokens_read", figures.read, "tokens", peer="assumed of every clip",
+                               peer_value=TEXT_TOKENS)
             )  # fmt: skip
         rows.append(
             less_is_better(f"{name}_steps", figures.steps, "steps", peer="published run", peer_value=steps)
