@@ -5,7 +5,8 @@
 The track measures, of 40 M parameters, how many times fewer updates an arm needs to its seed's AdamW loss.
 The speed run's training hours (`project_speedrun.json`) are divided by that number and multiplied by what an
 update of the arm costs at XL/2, by FLOPs: routing as in recipes/speedrun-fast.yaml with its dense finish, and
-Muon's products shared by the ranks of a host. Encoding and the update are left as they are. The interval is
+Muon's products shared by the ranks of a host. Encoding and the update are left as they are, what a real run
+loses is in both, waiting in neither. The interval is
 that of the seeds (95 %, Student's t); no interval covers the step from 40 M to 1.2 billion parameters.
 """
 
@@ -87,7 +88,9 @@ def projected(kept: list[Row], records: list[dict[str, Any]]) -> list[Row]:
     def of_stages(what: str) -> float:
         return float(sum(hours[f"stage-{number}_gpu_hours_{what}"] for number in STAGES))
 
-    training, rest = of_stages("training"), of_stages("update") + of_stages("ahead")
+    steps = of_stages("training") + of_stages("update")
+    real = 1 + of_stages("lost") / steps  # a real run takes so many times longer
+    training, rest = real * of_stages("training"), real * of_stages("update") + of_stages("ahead")
     rows = []
     for arm in ("adamw + routing", "muon", "muon + routing"):
         times = fewer_updates(records, arm)

@@ -70,13 +70,16 @@ def commit() -> str:
 
 @cache
 def _modules(file: Path) -> list[str]:
-    """Return the modules that a file may import, those within its functions too."""
+    """Return the modules that a file may import, those within its functions and by name too."""
     found = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             found += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
         elif isinstance(node, ast.Import):
             found += [one.name for one in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            named = node.args[0]
+            found += [named.value] if isinstance(named, ast.Constant) and isinstance(named.value, str) else []
     return found
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rows import commit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.model.routing import RoutingSpec
@@ -139,6 +140,8 @@ def main() -> None:
     more = {name: settings for name, *settings in given.more}
     names = list(dict.fromkeys([*given.arms, *more]))
     answer: dict[str, Any] = {"device": str(device), "torch": torch.__version__, "settings": more}
+    if code := commit():
+        answer["commit"] = code
     for name in names:
         arm(recipe, name, FACTORS[-1], more.get(name, ()))  # a fault ends the call here
     if device.type == "cuda":

@@ -37,6 +37,7 @@ def test_the_code_of_a_row_is_its_script_and_what_this_imports(rows: ModuleType)
     assert {"benchmarks/train_step.py", "benchmarks/step_shapes.py", "trainer/model/kernels/block.py"} <= set(
         profile
     )
+    assert "trainer/model/kernels/block.py" in rows.code_of("python benchmarks/mixture.py"), "by name"
     assert rows.code_of("python benchmarks/gone.py") == ["vidcurate", "trainer"]
 
 
