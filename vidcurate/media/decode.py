@@ -22,7 +22,7 @@ from vidcurate.errors import MediaError
 from vidcurate.media.container import opened, packets_of, reason_of
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.media.packets import frame_map_of
-from vidcurate.media.scale import ClipOrientation, cover, pixel_shape
+from vidcurate.media.scale import ClipOrientation, cover, frame_with_message, pixel_shape
 
 # Kinds of errors that the full path cannot repair.
 _FINAL = {"missing", "empty", "too_slow"}
@@ -101,6 +101,8 @@ class _Wanted:
         if is_short:
             key = frame_map.key_before(self.numbers[0])
             start = int(frame_map.pts[key]) if key else None
+            if key:
+                self.turn.take(frame_with_message(container, stream))
             frames = _decoded_from(container, stream, start, set(number_at), self.deadline)
         for frame in frames:
             self.turn.of(frame)

@@ -13,7 +13,8 @@ from vidcurate.media import matroska, mp4_boxes, mp4_samples
 from vidcurate.media.coded_units import display_orientation
 from vidcurate.media.coded_units.units import CODECS
 from vidcurate.media.container import codec_of, opened
-from vidcurate.media.packets import PacketIndex, first_packet_of, index_of
+from vidcurate.media.first_packets import first_packet_of, may_begin_open
+from vidcurate.media.packets import PacketIndex, index_of
 from vidcurate.storage.file_window import FileBytes
 
 
@@ -24,8 +25,9 @@ class Header:
     `width` and `height` are as displayed: the coded width times `sample_aspect_ratio` (a pixel's width over
     its height as coded), then the rotation. `codec` and `audio_codec` name codecs, `audio_decoder` the
     decoder, which FFmpeg's messages name. `is_trimmed`: an edit
-    list hides frames that `num_frames` counts. `counts_shown_frames`: false there, and for AVI, whose
-    `num_frames` counts frame times, dropped frames too. None means that the header has no value.
+    list hides frames that `num_frames` counts. `counts_shown_frames`: false there, for AVI, whose
+    `num_frames` counts frame times, dropped frames too, and where leading pictures may not decode. None means
+    that the header has no value.
     """
 
     container: str
@@ -104,7 +106,7 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         fps=float(stream.average_rate) if stream.average_rate else None,
         num_frames=num_frames,
         is_trimmed=is_trimmed,
-        counts_shown_frames=not is_trimmed and family != "avi",
+        counts_shown_frames=not (is_trimmed or family == "avi" or may_begin_open(path, container, stream)),
         duration_seconds=duration or (container.duration / av.time_base if has_duration else None),
         audio_duration_seconds=_seconds(audio.duration, audio.time_base) if audio is not None else None,
         bit_rate=container.bit_rate or None,

@@ -14,21 +14,19 @@ from numpy.typing import NDArray
 
 from vidcurate.media import matroska, mp4_boxes, mp4_samples
 from vidcurate.media.coded_units.field_pictures import FieldPairs
+from vidcurate.media.coded_units.hidden_pictures import hides_all
 from vidcurate.media.coded_units.leading_pictures import LeadingPictures
 from vidcurate.media.container import codec_of, opened, packets_of
+from vidcurate.media.display_times import are_guessed
+from vidcurate.media.first_packets import INDEXED, TIMED, may_begin_open
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.storage.file_window import FileBytes
 
 # Containers in which a seek is exact to the key frame; clips of the others (MPEG program and transport
 # streams) are decoded from their start.
 SEEKABLE = {"mov", "avi", "matroska", "flv"}
-# Containers whose header has an index of every packet; for others this file reads all packets.
-_INDEXED = {"mov", "avi"}
-# Containers with a display time per packet; for others FFmpeg derives the times by decoding some frames.
-_TIMED = {"mov", "matroska"}
 # An AVI whose entries end before this share of its header's count has no index at its end.
-_LEAST_INDEXED_SHARE = 0.95
-_MOST_PACKET_BYTES = 1 << 24
+_LEASTINDEXED_SHARE = 0.95
 FAST_CLOCK = 500  # ticks/s; no clip of Matroska has a frame each tick of such a clock
 
 
@@ -44,9 +42,12 @@ class PacketIndex:
     packet has none, or when packets are one tick apart on a fast clock, as muxers write that know none.
     `has_unseen`: a header's index counts packets, and whether
     one holds only hidden pictures (VP8, VP9) shows in its bytes alone. `num_leading` counts the
-    leading pictures that do not decode (`leading_pictures`); the other counts leave them out. `num_ticks`
+    leading pictures that do not decode (`leading_pictures`); the other counts leave them out.
+    `has_open_start`: the first key frame may have leading pictures. `num_ticks`
     (AVI) counts the frame times up to the last packet, dropped frames too, as AVI's header does. `was_read`:
-    all packets have been read.
+    all packets have been read. `file_end_seconds` is the end of the last packet of any stream, on the file's
+    clock, and `audio_seconds` how long the sound's packets last: known where the header has one duration for
+    the whole file (Matroska, FLV).
     """
 
     num_frames: int
@@ -61,8 +62,11 @@ class PacketIndex:
     has_times: bool = True
     has_unseen: bool = False
     num_leading: int = 0
+    has_open_start: bool = False
     num_ticks: int | None = None
     was_read: bool = False
+    file_end_seconds: float | None = None
+    audio_seconds: float | None = None
 
 
 def _from_entries(
@@ -80,33 +84,6 @@ def _from_entries(
     return _index(timestamps, keys, base, end, num_hidden=hidden)
 
 
-def _shows_vp9(data: bytes) -> bool:
-    """Return whether a VP9 packet, one frame or a superframe, shows a picture.
-
-    Sources: the VP9 bitstream specification, 6.2 (uncompressed header) and annex B (superframes).
-    """
-    last = data[-1]
-    count, width = (last & 7) + 1, (last >> 3 & 3) + 1
-    index_bytes = 2 + count * width
-    heads = [data[0]]
-    if last & 0xE0 == 0xC0 and len(data) > index_bytes and data[-index_bytes] == last:
-        sizes = [
-            int.from_bytes(data[at : at + width], "little")
-            for at in range(len(data) - index_bytes + 1, len(data) - 1, width)
-        ]
-        starts = [sum(sizes[:number]) for number in range(count) if sizes[number]]
-        heads = [data[at] for at in starts if at < len(data)]
-    # Marker 2 bits, profile 2 bits (a third follows profile 3), show_existing_frame, frame_type, show_frame.
-    return any(head & (0b0101 if head & 0x30 == 0x30 else 0b1010) for head in heads)
-
-
-def hides_all(codec: str, data: bytes) -> bool:
-    """Return whether a packet holds only reference pictures that no player shows (VP8: RFC 6386, 9.1)."""
-    if not data or codec not in ("vp8", "vp9"):
-        return False
-    return not data[0] & 0x10 if codec == "vp8" else not _shows_vp9(data)
-
-
 def _is_shown(packet: Any, codec: str) -> bool:
     """Return whether a player shows the packet's frame: not hidden by an edit list or by its codec."""
     if not packet.size or packet.is_discard:
@@ -121,9 +98,14 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     pairs, seconds = FieldPairs(stream), 0
     family = container.format.name.split(",")[0]
     leading, num_leading = LeadingPictures(container, stream), 0
+    spans: dict[int, tuple[float, float]] = {}
     # Damage ends the count; the probe compares it with the header.
     with suppress(av.FFmpegError, OSError):
-        for packet in packets_of(container, stream):
+        for packet in packets_of(container, *([stream] if stream.duration else container.streams)):
+            if packet.size and packet.pts is not None and packet.time_base:
+                _widen(spans, packet)
+            if packet.stream.index != stream.index:
+                continue
             if pairs.is_second(packet):
                 seconds += 1
             elif leading.is_undecodable(packet):
@@ -142,8 +124,25 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
     ):
         has_times = has_times and float(np.median(np.diff(np.sort(timestamps)))) > 1
     found = _index(timestamps, keys, stream.time_base if has_times else None, end, has_times=has_times)
-    ticks = max(timestamps, default=0) + 1 if family == "avi" else None
-    return replace(found, num_second_fields=seconds, num_leading=num_leading, num_ticks=ticks, was_read=True)
+    sounds = [spans[other.index] for other in container.streams.audio if other.index in spans]
+    return replace(
+        found,
+        num_second_fields=seconds,
+        num_leading=num_leading,
+        has_open_start=leading.is_open,
+        num_ticks=max(timestamps, default=0) + 1 if family == "avi" else None,
+        was_read=True,
+        file_end_seconds=None if stream.duration else max((end for _, end in spans.values()), default=None),
+        audio_seconds=sounds[0][1] - sounds[0][0] if sounds and not stream.duration else None,
+    )
+
+
+def _widen(spans: dict[int, tuple[float, float]], packet: Any) -> None:
+    """Extend the times (first, end) in seconds of the packet's stream in `spans`."""
+    start = float(packet.pts * packet.time_base)
+    end = start + float((packet.duration or 0) * packet.time_base)
+    first, last = spans.get(packet.stream.index, (start, end))
+    spans[packet.stream.index] = min(first, start), max(last, end)
 
 
 def _holes(steps: NDArray[np.int64], usual: float) -> int | None:
@@ -205,23 +204,6 @@ def _is_fragmented(name: str) -> bool:
         return mp4_boxes.is_fragmented(file, os.path.getsize(name))
 
 
-def first_packet_of(path: Path, container: Any, stream: Any) -> bytes:
-    """Return the bytes of an opened file's first video packet, b"" for none; the file's place stays.
-
-    Raises OSError.
-    """
-    if container.format.name.split(",")[0] in _INDEXED and len(stream.index_entries):
-        entry = stream.index_entries[0]
-        with path.open("rb") as file:
-            file.seek(entry.pos)
-            return file.read(min(entry.size, _MOST_PACKET_BYTES))
-    is_brief = container.format.name.split(",")[0] in _TIMED
-    with suppress(av.FFmpegError), opened(path, is_brief=is_brief) as (again, _):
-        for packet in packets_of(again, again.streams[stream.index]):
-            return bytes(packet)
-    return b""
-
-
 def _header_index(path: Path, container: Any, stream: Any) -> PacketIndex | None:
     """Return the packet index by the file's header, None where it does not tell all frames.
 
@@ -233,9 +215,9 @@ def _header_index(path: Path, container: Any, stream: Any) -> PacketIndex | None
     """
     family = container.format.name.split(",")[0]
     entries = stream.index_entries
-    if family not in _INDEXED or not len(entries) or not stream.frames or FieldPairs(stream).may_occur:
+    if family not in INDEXED or not len(entries) or not stream.frames or FieldPairs(stream).may_occur:
         return None
-    if LeadingPictures(container, stream).opens(first_packet_of(path, container, stream)):
+    if may_begin_open(path, container, stream):
         return None
     shown, ticks = None, None
     if family == "mov":
@@ -250,7 +232,7 @@ def _header_index(path: Path, container: Any, stream: Any) -> PacketIndex | None
             shown = times[0]
     if family == "avi":
         ticks = max(entry.timestamp for entry in entries) + 1
-        if ticks < _LEAST_INDEXED_SHARE * stream.frames:
+        if ticks < _LEASTINDEXED_SHARE * stream.frames:
             return None
     found = _from_entries(entries, stream.time_base, _indexed_end(container, stream), shown)
     return replace(found, has_unseen=codec_of(stream) in ("vp8", "vp9"), num_ticks=ticks)
@@ -272,7 +254,7 @@ def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
     if found is not None:
         return found
     end = None
-    if family in _INDEXED and stream.frames and not (family == "mov" and _is_fragmented(container.name)):
+    if family in INDEXED and stream.frames and not (family == "mov" and _is_fragmented(container.name)):
         end = _indexed_end(container, stream)
     if family == "matroska":
         with path.open("rb") as file:
@@ -283,14 +265,15 @@ def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
 def frame_map_of(source: Path | bytes) -> FrameMap | None:
     """Return the frame map of a clip (display times and key frames), without decoding.
 
-    None for a container without exact seeks, packets without times, two frames at one time, and damage.
+    None for a container without exact seeks, packets without display times (also B-frames of H.264 in AVI,
+    for which FFmpeg has no right ones), two frames at one time, and damage.
     Raises MediaError as `opened` does.
     """
     plain = _map_in_tables(source)
     if plain is not None:
         return plain
     with opened(source, is_brief=True) as (container, stream):
-        if container.format.name.split(",")[0] in _TIMED:
+        if container.format.name.split(",")[0] in TIMED:
             return _map_in(container, stream)
     with opened(source) as (container, stream):
         return _map_in(container, stream)
@@ -314,7 +297,7 @@ def _map_in_tables(source: Path | bytes) -> FrameMap | None:
 
 
 def _map_in(container: Any, stream: Any) -> FrameMap | None:
-    if container.format.name.split(",")[0] not in SEEKABLE:
+    if container.format.name.split(",")[0] not in SEEKABLE or are_guessed(container, stream):
         return None
     times: list[int] = []
     keys: list[int] = []

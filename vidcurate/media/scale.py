@@ -20,6 +20,9 @@ from av.filter import Graph
 from av.sidedata.sidedata import Type as SideData
 from numpy.typing import NDArray
 
+from vidcurate.media.coded_units import display_orientation
+from vidcurate.media.container import packets_of
+
 _MOST_SCALERS = 32  # 1 ms to make, about 1 MB each; most data sets have few sizes
 _MOST_SHAPES = 1000  # most cached results of `two_passes_are_exact`
 _TRIED_COLUMNS = 32
@@ -156,7 +159,8 @@ def quarter_turns_of(frame: Any) -> int:
 class ClipOrientation:
     """Orientation of a clip's frames, from the first frame that the decoder gives.
 
-    H.264 carries an orientation message with key frames only; it holds for the frames after them.
+    H.264 carries an orientation message with key frames only, or the first of them; it holds for the frames
+    after them.
     """
 
     def __init__(self) -> None:
@@ -167,6 +171,24 @@ class ClipOrientation:
         if self._found is None:
             self._found = orientation_of(frame)
         return self._found
+
+    def take(self, frame: Any) -> None:
+        """Take the orientation of the file's first frame, known before a seek behind it; of None, nothing."""
+        if frame is not None:
+            self.of(frame)
+
+
+def frame_with_message(container: Any, stream: Any) -> Any:
+    """Return the first frame of a file whose first packet has an orientation message, else None.
+
+    Reads from the container's place, the file's start.
+    """
+    for number, packet in enumerate(packets_of(container, stream)):
+        if number == 0 and display_orientation.rotation_degrees(stream, bytes(packet)) is None:
+            return None
+        for frame in packet.decode():
+            return frame
+    return None
 
 
 def crop_of(

@@ -21,8 +21,9 @@ from pydantic import Field
 
 from vidcurate.errors import MediaError
 from vidcurate.media.container import codec_of, opened, packets_of, reason_of
+from vidcurate.media.display_times import DisplayTimes, are_guessed
 from vidcurate.media.packets import SEEKABLE
-from vidcurate.media.scale import ClipOrientation, Orientation, cover
+from vidcurate.media.scale import ClipOrientation, Orientation, cover, frame_with_message
 from vidcurate.recipe.recipe import Recipe
 
 # Codecs that mp4 carries; `trim_video` writes others to Matroska.
@@ -89,11 +90,17 @@ def origin_seconds(stream: Any) -> float:
     return float((stream.start_time or 0) * stream.time_base)
 
 
-def seek_before(container: Any, stream: Any, start: float | None) -> None:
-    """Seek to a key frame at or before `start` seconds; do nothing in containers without exact seeks."""
-    if start and container.format.name.split(",")[0] in SEEKABLE:
-        target = int((start + origin_seconds(stream)) / stream.time_base)
-        container.seek(max(target, stream.start_time or 0), stream=stream, backward=True)
+def seek_before(container: Any, stream: Any, start: float | None) -> Any:
+    """Seek to a key frame at or before `start` seconds; do nothing in containers without exact seeks.
+
+    Returns the file's first frame where its packet has an orientation message, which holds behind the seek.
+    """
+    if not start or container.format.name.split(",")[0] not in SEEKABLE or are_guessed(container, stream):
+        return None
+    first = frame_with_message(container, stream)
+    target = int((start + origin_seconds(stream)) / stream.time_base)
+    container.seek(max(target, stream.start_time or 0), stream=stream, backward=True)
+    return first
 
 
 def _wanted_packets(
@@ -106,7 +113,7 @@ def _wanted_packets(
     for packet in packets_of(container, stream):
         if not packet.size or packet.is_discard:
             continue
-        if packet.pts is None:
+        if packet.pts is None or are_guessed(container, stream):
             raise MediaError(
                 "its packets have no time stamps to cut at; use mode: transcode.", kind="cannot_cut"
             )
@@ -194,12 +201,15 @@ def _frames_in(
     `turn` receives the first frame decoded, which may lie before the interval.
     """
     half, origin = float(1 / rate) / 2, origin_seconds(stream)
+    times = DisplayTimes(container, stream)
     for packet in packets_of(container, stream):
+        times.add(packet)
         for frame in packet.decode():
             turn.of(frame)
-            if frame.time is None:
+            shown = times.of(frame)
+            if shown is None:
                 raise MediaError("a frame has no time stamp.", kind="cannot_cut")
-            time = frame.time - origin
+            time = shown - origin
             if time + half >= end:
                 return
             if time + half >= start:
@@ -220,7 +230,7 @@ def first_frame(
         aspect, turn = float(stream.sample_aspect_ratio or 1), ClipOrientation()
         try:
             rate = frame_rate(container, stream)
-            seek_before(container, stream, start_seconds)
+            turn.take(seek_before(container, stream, start_seconds))
             for _, frame in _frames_in(container, stream, rate, start_seconds, end_seconds, turn):
                 return np.ascontiguousarray(cover(frame, height, width, aspect, turn.of(frame)))
         except (av.FFmpegError, OSError, ValueError) as error:
@@ -295,7 +305,7 @@ def transcode_video(
         try:
             rate = frame_rate(container, stream).limit_denominator(1001)
             fps = rate if spec.fps is None else Fraction(spec.fps).limit_denominator(1001)
-            seek_before(container, stream, start)
+            turn.take(seek_before(container, stream, start))
             options = {"crf": str(spec.crf), "x264-params": _X264}
             encoder: Any = output.add_stream("libx264", rate=fps, options=options)
             held = _held(_frames_in(container, stream, rate, start, end, turn), rate, fps)

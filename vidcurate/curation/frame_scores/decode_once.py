@@ -21,6 +21,7 @@ from vidcurate.curation.frame_scores.packet_hash import PacketHash
 from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, FrameView, Pixels
 from vidcurate.errors import MediaError
 from vidcurate.media.container import codec_of, opened, packets_of, reason_of
+from vidcurate.media.display_times import DisplayTimes
 from vidcurate.media.scale import quarter_turns_of
 from vidcurate.media.transcode import frame_rate, origin_seconds, seek_before
 
@@ -119,7 +120,7 @@ def _walk(
 ) -> Iterator[FrameView]:
     rate = float(frame_rate(container, stream))
     half, origin = 0.5 / rate, origin_seconds(stream)
-    seek_before(container, stream, start)
+    first_frame = seek_before(container, stream, start)
     aspect = float(stream.sample_aspect_ratio or 1)
     hashed = PacketHash(codec_of(stream), stream.codec_context.extradata)
     sound = next((one for one in container.streams.audio if one.codec_context is not None), None)
@@ -130,17 +131,20 @@ def _walk(
     next_detail = 0.0 if details_per_second else float("inf")
     brightest = float("-inf") if details_per_second else float("inf")  # of the frames with luma
     size: tuple[int, int] | None = None
-    turns: int | None = None
+    times = DisplayTimes(container, stream)
+    turns = None if first_frame is None else quarter_turns_of(first_frame)
     for packet in packets_of(container, *([stream, sound] if sound else [stream])):
         if packet.stream is sound:
             hear(packet)
             continue
+        times.add(packet)
         if packet.size and not packet.is_discard and _is_inside(packet, origin, half, start, end):
             hashed.add(bytes(packet))
         for frame in packet.decode():
             # H.264's orientation message comes with key frames only.
             turns = quarter_turns_of(frame) if turns is None else turns
-            time = frame.time - origin if frame.time is not None else time + 1 / rate
+            at = times.of(frame)
+            time = at - origin if at is not None else time + 1 / rate
             if time + half < start:
                 continue
             if time + half >= end:

@@ -18,9 +18,10 @@ import numpy as np
 
 from vidcurate.curation.probe.payload import checker
 from vidcurate.media.coded_units.field_pictures import FieldPairs
+from vidcurate.media.coded_units.hidden_pictures import hides_all
 from vidcurate.media.coded_units.leading_pictures import LeadingPictures
+from vidcurate.media.coded_units.units import I_SLICE, length_bytes_of, slice_types
 from vidcurate.media.container import codec_of, packets_of, reason_of
-from vidcurate.media.packets import hides_all
 from vidcurate.storage.checksum import sha256_file
 
 _MOST_COMPLAINTS = 100
@@ -59,12 +60,16 @@ def listening() -> Iterator[Complaints]:
 class Decoded:
     """Result of reading and decoding; frames and packets are those of the video stream.
 
-    `num_hidden_packets` hold only pictures that no player shows. `first_packet` and `first_frame` describe
+    `num_hidden_packets` hold only pictures that no player shows. Of the `num_keys` key frames that are shown,
+    `num_predicted_keys` refer to other pictures (H.264's intra refresh) behind an intra one and were not
+    given to the decoder. `first_packet` and `first_frame` describe
     the first damaged one as text; `sha256` is the digest of the whole file.
     """
 
     num_packets: int = 0
     num_hidden_packets: int = 0
+    num_keys: int = 0
+    num_predicted_keys: int = 0
     num_damaged_packets: int = 0
     num_frames: int = 0
     num_corrupt_frames: int = 0
@@ -108,9 +113,10 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
     for other in streams[1:]:
         other.codec_context.thread_count = 1
     codec = codec_of(stream)
+    length_bytes = length_bytes_of(stream) if codec == "h264" else 0
     check = checker(codec, stream.codec_context.extradata)
     times: list[int] = []
-    pairs, was_decoded = FieldPairs(stream), False
+    pairs, was_decoded, has_intra = FieldPairs(stream), False, False
     leading = LeadingPictures(container, stream)
     for packet in _packets(container, streams, found):
         if packet.stream.index != stream.index:
@@ -130,7 +136,14 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
         # VP9 and others decode everything in spite of skip_frame; a packet of size 0 flushes.
         # Both fields of a key frame are needed.
         is_second = keyframes_only and pairs.is_second(packet)
-        was_decoded = was_decoded if is_second else bool(packet.is_keyframe)
+        if keyframes_only and not is_second:
+            was_decoded = bool(packet.is_keyframe)
+            if was_decoded and packet.size:
+                types = slice_types(data, length_bytes) if codec == "h264" else []
+                was_decoded = not types or I_SLICE in types
+                has_intra = has_intra or was_decoded
+                found.num_keys += not packet.is_discard
+                found.num_predicted_keys += has_intra and not was_decoded and not packet.is_discard
         if not keyframes_only or was_decoded or not packet.size:
             _decode_packet(packet, found, times)
     found.duration_seconds = _span(times, stream.time_base)

@@ -16,19 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vidcurate.curation.probe.bounds import Bounds, family_of, read_bounds
-from vidcurate.curation.probe.decoding import Complaints, Decoded, decode, listening
-from vidcurate.curation.probe.findings import (
-    REJECTING,
-    Facts,
-    verdict,
-)
+from vidcurate.curation.probe.bounds import family_of, read_bounds
+from vidcurate.curation.probe.checks import check_complaints, check_decode, check_index
+from vidcurate.curation.probe.decoding import Decoded, decode, listening
+from vidcurate.curation.probe.findings import REJECTING, Facts, verdict
 from vidcurate.errors import MediaError
 from vidcurate.media import container as media_container
 from vidcurate.media import headers, packets
 from vidcurate.storage.checksum import sha256_file
 
-VERSION = 2  # of the facts: facts of another version are computed again
+VERSION = 3  # of the facts: facts of another version are computed again
 
 # I/O errors that a retry may solve.
 TRANSIENT = {
@@ -37,18 +34,6 @@ TRANSIENT = {
     errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EREMOTEIO,
 }  # fmt: skip
 _PAUSES_SECONDS = (0.1, 0.5, 2.0)  # before each further try
-
-# Packets that span less than this share of the promised duration mean that the rest is not there. Audio may
-# outlast the picture, and Matroska and FLV promise a duration for both.
-_SHORTEST_SHARE = 0.8
-# Headers that estimate their count are off by up to this share.
-_LARGEST_COUNT_DIFFERENCE = 0.05
-
-
-# AVI's header counts frame times, dropped frames too; with fewer pictures it promises what is not there.
-_LEAST_AVI_SHARE = 0.25
-# H.264's decoder reports so that a picture is released which was left out as a leading one.
-_LEADING_COMPLAINT = "mmco: unref short failure"
 
 
 class _Transient(Exception):
@@ -122,8 +107,8 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
             index = packets.index_of(path, container, stream)
             facts |= _index_columns(header, index, size_bytes)
             facts["level"] = "index"
-            _check_index(facts, header, index, bounds, size_bytes)
-            _check_complaints(facts, heard, header)
+            check_index(facts, header, index, bounds, size_bytes)
+            check_complaints(facts, heard, header)
             if task.level == "index" or verdict(facts, task.rejecting)[0] != "ok":
                 return _named(facts, path)
             keyframes_only = task.level == "keyframes"
@@ -137,8 +122,8 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
         has_times = index.has_times and index.num_ticks is None  # the decoder guesses those of AVI
         facts |= _decode_columns(found, keyframes_only=keyframes_only, has_times=has_times)
         facts["level"] = task.level
-        _check_decode(facts, found, index, keyframes_only=keyframes_only)
-        _check_complaints(facts, heard, header, has_leading=bool(index.num_leading))
+        check_decode(facts, found, index, keyframes_only=keyframes_only)
+        check_complaints(facts, heard, header, has_open_start=index.has_open_start)
     except MediaError as error:
         reason = str(error).removeprefix(f"{path.name}: ").rstrip(".")
         if error.kind == "unreadable":
@@ -217,133 +202,3 @@ def _decode_columns(found: Decoded, *, keyframes_only: bool, has_times: bool) ->
             "num_corrupt_audio_packets": found.num_damaged_audio_packets,
         }
     return columns
-
-
-def _check_index(
-    facts: Facts, header: headers.Header, index: packets.PacketIndex, bounds: Bounds, size_bytes: int
-) -> None:
-    found = facts["findings"]
-    if index.end_offset_bytes is not None and index.end_offset_bytes > size_bytes:
-        found["truncated"] = f"the index ends at byte {index.end_offset_bytes}, the file at byte {size_bytes}"
-    elif bounds.cut:
-        found["truncated"] = bounds.cut
-    elif bounds.short:
-        found["short_container"] = bounds.short
-    if index.num_frames == 0:
-        found["no_frames"] = "the video stream holds no packet"
-    if bounds.broken:
-        found["damaged_container"] = bounds.broken
-    if bounds.trailing_bytes:
-        found["trailing_bytes"] = f"{bounds.trailing_bytes} bytes behind the container's end"
-    if header.num_frames is not None and not header.is_trimmed:
-        counted = index.num_frames + index.num_hidden + index.num_leading
-        if index.num_ticks and index.num_frames >= _LEAST_AVI_SHARE * index.num_ticks:
-            counted = index.num_ticks
-        elif abs(header.num_frames - counted) > abs(header.num_frames - counted - index.num_second_fields):
-            counted += index.num_second_fields  # this header counts fields
-        words = f"the header counts {header.num_frames} frames, the index {counted}"
-        if abs(header.num_frames - counted) > max(2, _LARGEST_COUNT_DIFFERENCE * header.num_frames):
-            found["frame_count_mismatch"] = words
-        elif header.num_frames != counted and header.container != "avi":
-            found["header_count_differs"] = words
-    if index.num_leading:
-        found["open_gop_start"] = (
-            f"{index.num_leading} pictures refer to others before the file's start; players leave them out"
-        )
-    if bounds.second_movie_at is not None:
-        found["several_movies"] = f"another movie begins at byte {bounds.second_movie_at}"
-    if header.container.endswith("_pipe") or header.container == "image2":
-        found["still_image"] = f"the file is a picture ({header.codec})"
-    elif not index.has_times:
-        found["no_timestamps"] = "the packets have no times, or are one tick apart"
-    if index.num_missing_frames:
-        found["timestamp_gaps"] = f"{index.num_missing_frames} frames are missing between the others"
-    if index.num_repeated_times:
-        found["timestamp_repeats"] = f"{index.num_repeated_times} frames are shown at the time of another"
-    if index.has_times:
-        _check_durations(found, header, index, bounds)
-
-
-def _check_durations(
-    found: dict[str, str], header: headers.Header, index: packets.PacketIndex, bounds: Bounds
-) -> None:
-    promised, spanned = header.duration_seconds, index.duration_seconds or 0.0
-    if promised and promised > 1 and not header.is_trimmed and spanned < _SHORTEST_SHARE * promised:
-        found["duration_mismatch"] = f"the header promises {promised:.2f} s, the packets span {spanned:.2f} s"
-    sound = header.audio_duration_seconds
-    if sound and spanned and abs(sound - spanned) > max(0.5, 0.1 * spanned):
-        found["audio_duration_differs"] = f"the sound lasts {sound:.2f} s, the picture {spanned:.2f} s"
-    longest = max(spanned, sound or 0.0)
-    # FFmpeg's stream duration is the track's, which an edit list does not change.
-    for reported in (bounds.movie_seconds,) if header.is_trimmed else (promised, bounds.movie_seconds):
-        if (
-            reported
-            and spanned
-            and "duration_mismatch" not in found
-            and not _is_near(reported, spanned, longest)
-        ):
-            found["header_duration_differs"] = (
-                f"the header promises {reported:.2f} s, the packets span {spanned:.2f} s"
-            )
-
-
-def _is_near(reported: float, spanned: float, longest: float) -> bool:
-    """Return whether a declared duration is between those of video and of the longest stream."""
-    slack = max(0.25, 0.1 * spanned)
-    return spanned - slack <= reported <= longest + slack
-
-
-def _check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, keyframes_only: bool) -> None:
-    findings = facts["findings"]
-    damaged = found.num_corrupt_frames + found.num_undecodable_packets
-    if found.num_damaged_packets:
-        findings["damaged_packets"] = (
-            f"{found.num_damaged_packets} damaged packets, first {found.first_packet}"
-        )
-    if damaged:
-        findings["damaged_frames"] = f"{damaged} damaged frames, first {found.first_frame}"
-    if found.read_error:
-        findings["damaged_container"] = (
-            f"reading stopped after {found.num_packets} packets ({found.read_error})"
-        )
-    expected = index.num_keyframes if keyframes_only else index.num_frames
-    if index.has_unseen and not keyframes_only:
-        expected -= found.num_hidden_packets
-    what = "key frames" if keyframes_only else "frames"
-    words = f"{found.num_frames} of {expected} {what} decode"
-    # Two fields of an interlaced picture may lie in two packets.
-    is_in_fields = abs(2 * found.num_frames - expected) <= 2
-    is_short = found.num_frames < expected - max(1, expected // 100) and not is_in_fields
-    if is_short or (expected and not found.num_frames):
-        findings["missing_frames"] = words
-    elif found.num_frames != expected and not is_in_fields:
-        findings["decode_count_differs"] = words
-
-
-def _complaints(lines: list[str]) -> str:
-    count = f"{len(lines)} complaint{'' if len(lines) == 1 else 's'}"
-    return f"{count}, first {lines[0]}"
-
-
-def _check_complaints(
-    facts: Facts, heard: Complaints, header: headers.Header, *, has_leading: bool = False
-) -> None:
-    """Sort FFmpeg's error messages. At level index, decoder messages do not count (probing on opening)."""
-    findings = facts["findings"]
-    sound = header.audio_decoder or ""
-    containers = [name for name, _ in heard.lines if header.container in name.split(",")]
-    of_container = heard.of(*containers)
-    of_sound = heard.of(sound, sound.removesuffix("float"))
-    others = heard.not_of(*containers, sound, sound.removesuffix("float"))
-    if has_leading:
-        others = [line for line in others if _LEADING_COMPLAINT not in line]
-    if of_container and "truncated" not in findings:
-        findings.setdefault("damaged_container", _complaints(of_container))
-    if facts["level"] == "index":
-        return
-    if of_sound or facts.get("num_corrupt_audio_packets"):
-        count = facts.get("num_corrupt_audio_packets", 0)
-        first = f"first {of_sound[0]}" if of_sound else "the decoder says no more"
-        findings["damaged_audio"] = f"{count} packets of sound do not decode, {first}"
-    if others and "damaged_frames" not in findings and "damaged_packets" not in findings:
-        findings["decoder_complaints"] = _complaints(others)

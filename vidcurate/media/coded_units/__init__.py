@@ -1,4 +1,5 @@
-"""Coded units (NAL) of H.264 and HEVC: fields, leading pictures, orientation.
+"""Coded units of H.264, HEVC, VP8, VP9 and MPEG: what each picture is.
 
-The container does not tell them, and a decoder tells them only with its pictures.
+Fields, leading and hidden pictures, orientation: the container does not tell them, and a decoder tells them
+only with its pictures.
 """

@@ -143,6 +143,48 @@ def test_matroska_without_times_has_the_rate_of_its_header_and_a_note(
         assert row["duration_seconds_from_index"] is row["duration_seconds_from_decode"] is None
 
 
+def written(path: Path, *, begins: float, sound: tuple[float, float] | None) -> Path:
+    """Write two seconds of pictures from `begins` on, and sound between two times, all in seconds."""
+    codecs = ("libvpx", "libopus") if path.suffix == ".webm" else ("libx264", "aac")
+    with av.open(os.fspath(path), "w") as output:
+        video: Any = output.add_stream(codecs[0], rate=24)
+        video.width, video.height, video.pix_fmt = 96, 64, "yuv420p"
+        audio: Any = output.add_stream(codecs[1], rate=48_000) if sound else None
+        for number, image in enumerate(moving_square(48, 64, 96)):
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            frame.pts, frame.time_base = number + round(24 * begins), Fraction(1, 24)
+            output.mux(video.encode(frame))
+        output.mux(video.encode(None))
+        for number in range(*(round(50 * seconds) for seconds in sound or (0, 0))):
+            piece = av.AudioFrame(
+                format="flt" if path.suffix == ".webm" else "fltp", layout="mono", samples=960
+            )
+            for plane in piece.planes:
+                plane.update(bytes(plane.buffer_size))
+            piece.sample_rate, piece.pts, piece.time_base = 48_000, 960 * number, Fraction(1, 48_000)
+            output.mux(audio.encode(piece))
+        if audio:
+            output.mux(audio.encode(None))
+    return path
+
+
+@pytest.mark.parametrize("name", ["clip.mkv", "clip.webm", "clip.flv"])
+@pytest.mark.parametrize(
+    ("begins", "sound"), [(0, (0, 6)), (0, (3, 6)), (4, (0, 6)), (3, None), (0, (0, 1)), (0, (0, 2))]
+)
+def test_a_clip_whose_sound_is_longer_or_begins_elsewhere_is_whole(
+    tmp_path: Path, name: str, begins: float, sound: tuple[float, float] | None
+) -> None:
+    path = written(tmp_path / name, begins=begins, sound=sound)
+
+    found = {row[1] for row in verdicts(path)}
+
+    assert {row[::2] for row in verdicts(path)} == {("ok", 48)}
+    length = sound[1] - sound[0] if sound else 2
+    assert found == {"audio_duration_differs"} if abs(length - 2) > 0.5 else {None}
+    assert probe_file(str(path))["duration_seconds"] == pytest.approx(2.0, abs=0.05)
+
+
 @pytest.mark.parametrize("codec", ["mjpeg", "png"])
 def test_a_picture_with_a_videos_name_is_noted(tmp_path: Path, codec: str) -> None:
     path = tmp_path / "clip.mp4"

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from vidcurate.curation.clip_table import table
-from vidcurate.curation.probe import examine
+from vidcurate.curation.probe import checks, examine
 from vidcurate.curation.probe import stage as probe_stage
 from vidcurate.curation.probe.stage import ProbeSpec
 from vidcurate.errors import InputError, StageError, VidcurateError
@@ -208,6 +208,6 @@ def without_codec(task: examine.Task) -> dict:  # type: ignore[type-arg]
     [(["Invalid NAL unit."], "1 complaint, first Invalid NAL unit."), (["a", "b"], "2 complaints, first a")],
 )
 def test_one_complaint_is_no_plural(lines: list[str], words: str) -> None:
-    assert examine._complaints(lines) == words
+    assert checks.complaints(lines) == words
     named = examine._named({"findings": {"decoder_complaints": words}}, Path("a.mp4"))
     assert named["findings"]["decoder_complaints"] == f"a.mp4: {words.rstrip('.')}."

@@ -2,10 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from fractions import Fraction
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -13,116 +11,29 @@ import polars as pl
 import pytest
 
 from tests.numbered_clips import numbers_in, write
+from tests.vidcurate.curation.probe.copied_clips import LEVELS, OPEN_GOP, copied, facts_of
 from tests.vidcurate.curation.probe.test_clean_clips import trimmed
 from tests.vidcurate.curation.probe.test_probe_levels import ingested
 from vidcurate.curation.demo_data import damage
 from vidcurate.curation.frame_scores.decode_once import Walked, walk
 from vidcurate.curation.probe.stage import ProbeSpec, probe_file, run_probe
+from vidcurate.errors import MediaError
 from vidcurate.media import decode, transcode
 from vidcurate.media.packets import frame_map_of
 
 Make = Callable[..., Path]
-LEVELS = ("header", "index", "keyframes", "full")
-_GOP = "keyint=12:min-keyint=12:scenecut=0:open-gop=1:bframes=3:b-adapt=0:rc-lookahead=12:threads=1"
-_OPEN_GOP = {
-    "libx264": {"x264-params": _GOP},
-    "libx265": {"x265-params": f"{_GOP.removesuffix(':threads=1')}:log-level=none:pools=none"},
-}
 
 
-def facts_of(path: Path) -> tuple[str, str | None, int, float, int]:
-    """Return what `index` says, after asserting that all levels say the same or, `header`, nothing."""
-    rows = [probe_file(str(path), level) for level in LEVELS]
-    found = [
-        (
-            row["probe_status"],
-            row["probe_findings"],
-            row["num_frames"],
-            row["duration_seconds"],
-            row["rotation_degrees"],
-        )
-        for row in rows
-    ]
-    for other in found[2:]:
-        assert other[:3] == found[1][:3], rows[-1]["probe_problem"]
-        assert other[3] == pytest.approx(found[1][3], abs=0.002)
-        assert other[4] == found[1][4]
-    assert found[0][2] in (None, found[1][2])
-    assert found[0][4] == found[1][4]
-    return found[1]
+def test_key_frames_of_an_intra_refresh_are_not_missing(tmp_path: Path) -> None:
+    options = {"x264-params": "intra-refresh=1:keyint=12:bframes=0:scenecut=0:threads=1"}
+    source = write(tmp_path / "whole.mp4", options=options, num_frames=48)
 
-
-def copied(
-    source: Path, target: Path, *, first: int = 0, filters: str = "", edit: Callable[[bytes], bytes] = bytes
-) -> Path:
-    """Copy a clip's packets from number `first` on, through a bit stream filter and `edit` of each packet.
-
-    The first packet copied begins at time 0.
-    """
-    with av.open(os.fspath(source)) as reader, av.open(os.fspath(target), "w") as output:
-        stream = reader.streams.video[0]
-        sink = output.add_stream_from_template(stream)
-        sink.time_base = Fraction(1, 25) if target.suffix == ".avi" else stream.time_base
-        chain = av.BitStreamFilterContext(filters or "null", stream, sink)
-
-        def out() -> Iterator[Any]:
-            packets = list(reader.demux(stream))[first:]
-            start = packets[0].pts if first else 0
-            for packet in packets:
-                if first and packet.size:
-                    packet.pts, packet.dts = packet.pts - start, packet.dts - start
-                yield from chain.filter(packet if packet.size else None)
-
-        for packet in out():
-            part = packet
-            if edit is not bytes:
-                part = av.Packet(edit(bytes(packet)))
-                part.pts, part.dts, part.time_base = packet.pts, packet.dts, packet.time_base
-                part.is_keyframe = packet.is_keyframe
-            part.stream = sink
-            output.mux(part)
-    return target
-
-
-@pytest.fixture(scope="module", params=["libx264", "libx265"])
-def open_gop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("open_gop") / f"{request.param}.mkv"
-    return write(path, codec=request.param, options=_OPEN_GOP[request.param], num_frames=36)
-
-
-def second_key(path: Path) -> int:
-    """Return the number of the packet with the second key frame."""
-    with av.open(os.fspath(path)) as container:
-        packets = list(container.demux(video=0))
-    return [number for number, packet in enumerate(packets) if packet.is_keyframe][1]
-
-
-@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
-def test_a_copy_cut_in_an_open_gop_has_the_frames_from_its_key_frame_on(
-    tmp_path: Path, open_gop: Path, suffix: str
-) -> None:
-    path = copied(open_gop, tmp_path / f"cut{suffix}", first=second_key(open_gop))
-
-    assert facts_of(path)[:3] == ("ok", "open_gop_start", 24)
-    frame_map = frame_map_of(path)
-    assert frame_map is not None
-    assert len(frame_map) == 24
-    frames = decode.read_frames(path, [0, 7, 23], height=64, width=96, frame_map=frame_map)
-    assert numbers_in(frames) == [12, 19, 35]
-
-
-def test_an_avi_cut_in_an_open_gop_has_the_frames_from_its_key_frame_on(tmp_path: Path) -> None:
-    source = write(tmp_path / "clip.mkv", options=_OPEN_GOP["libx264"], num_frames=36)
-
-    path = copied(source, tmp_path / "cut.avi", first=second_key(source), filters="h264_mp4toannexb")
-
-    status, found, frames, _, _ = facts_of(path)
-    assert (status, frames) == ("ok", 24)
-    assert "open_gop_start" in (found or "")
-
-
-def test_a_whole_clip_with_open_gops_has_all_its_frames(open_gop: Path) -> None:
-    assert facts_of(open_gop)[:3] == ("ok", None, 36)
+    assert probe_file(str(source))["num_keyframes_from_index"] > 1
+    assert facts_of(source)[:3] == ("ok", None, 48)
+    trimmed(source, tmp_path / "trimmed.mp4", start=6, count=36)
+    assert facts_of(tmp_path / "trimmed.mp4")[:1] == ("ok",)
+    cut = copied(source, tmp_path / "cut.mp4", first=18)
+    assert [probe_file(str(cut), level)["probe_status"] for level in LEVELS[2:]] == ["missing_frames"] * 2
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +143,45 @@ def test_a_rotation_in_the_coded_pictures_wins_over_the_containers(tmp_path: Pat
     assert numbers_in(np.stack([walked[0].bgr])[:, ::-1, ::-1]) == [5]
 
 
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+def test_a_rotation_in_the_first_picture_alone_holds_for_all(tmp_path: Path, suffix: str) -> None:
+    source = write(tmp_path / "clip_265.mkv", codec="libx265", options=OPEN_GOP["libx265"], num_frames=36)
+    unit = orientation_message(180)
+    message = len(unit).to_bytes(4, "big") + unit
+    given = iter([message])
+
+    path = copied(source, tmp_path / f"turned{suffix}", edit=lambda data: next(given, b"") + data)
+
+    frame_map = frame_map_of(path)
+    for number in (5, 30):
+        frames = [
+            decode.read_frames(path, [number], height=64, width=96, frame_map=frame_map)[0],
+            transcode.first_frame(path, number / 24, 2.0, height=64, width=96),
+            next(walk(path, number / 24, 2.0, short_side_px=64, details_per_second=0, walked=Walked())).bgr,
+        ]
+        assert numbers_in(np.stack(frames)[:, ::-1, ::-1]) == [number] * 3
+
+
+def test_frames_of_h264_in_avi_are_found_by_their_number(tmp_path: Path) -> None:
+    source = write(tmp_path / "clip.mkv", options={"bf": "3", "x264-params": "threads=1"})
+
+    path = copied(source, tmp_path / "clip.avi", filters="h264_mp4toannexb")
+
+    for number in (1, 5, 14, 30):
+        frames = decode.read_frames(path, [number], height=64, width=96, frame_map=frame_map_of(path))
+        assert numbers_in(frames) == [number]
+    views = walk(path, None, None, short_side_px=64, details_per_second=0, walked=Walked())
+    assert numbers_in(np.stack([view.bgr for view in views])) == list(range(40))
+    cut = transcode.transcode_video(path, None, None, transcode.TranscodeSpec())
+    made = tmp_path / "made.mp4"
+    made.write_bytes(cut.payload)
+    frames = decode.read_frames(made, range(cut.facts["num_frames"]), height=64, width=96)
+    assert sorted(numbers_in(frames)) == numbers_in(frames)
+    assert set(numbers_in(frames)) == set(range(40))
+    with pytest.raises(MediaError, match="use mode: transcode"):
+        transcode.trim_video(path, None, None)
+
+
 def test_full_after_keyframes_is_full_afresh(tmp_path: Path, make_video: Make) -> None:
     videos = tmp_path / "videos"
     videos.mkdir()
@@ -254,7 +204,7 @@ def test_full_after_keyframes_is_full_afresh(tmp_path: Path, make_video: Make) -
 
 
 def test_a_message_that_ends_early_is_no_rotation(tmp_path: Path) -> None:
-    source = write(tmp_path / "clip_265.mkv", codec="libx265", options=_OPEN_GOP["libx265"], num_frames=12)
+    source = write(tmp_path / "clip_265.mkv", codec="libx265", options=OPEN_GOP["libx265"], num_frames=12)
     unit = bytes([39 << 1, 1, 47, 1, 0x20, 0x80])
 
     path = copied(source, tmp_path / "cut.mp4", edit=lambda data: len(unit).to_bytes(4, "big") + unit + data)
