@@ -41,11 +41,14 @@ KINDS = (
 )
 
 Path_ = tuple[str | int, ...]
+_NUMBER = re.compile(r"[0-9]{1,9}")  # the place of a value in a list
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _PLAIN_WORD = re.compile(r"([A-Za-z_/]|\.{1,2}/)[^#:\[\]{},]*")  # of --set: a string in YAML, too
 
 
 def _dotted(path: Sequence[str | int]) -> str:
-    return ".".join(str(part) for part in path) or "(the whole file)"
+    text = ".".join(str(part) for part in path) or "(the whole file)"
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _nodes(model: type[BaseModel], path: Sequence[str | int]) -> list[Mapping[str, Any]]:
@@ -176,7 +179,7 @@ def _override(document: dict[str, Any], setting: str) -> Path_:
     name, equals, text = setting.partition("=")
     if not equals or not name:
         raise RecipeError(f"{_shown(setting)}: write it as key=value, for example --set seed=7.")
-    path: list[str | int] = [int(part) if part.isdigit() else part for part in name.split(".")]
+    path: list[str | int] = [int(part) if _NUMBER.fullmatch(part) else part for part in name.split(".")]
     place: Any = document
     for number, part in enumerate(path[:-1]):
         if isinstance(place, list):
@@ -185,10 +188,14 @@ def _override(document: dict[str, Any], setting: str) -> Path_:
                     f"{_shown(setting)}: {_dotted(path[:number])} has {len(place)}, counted from 0."
                 )
             place = place[part]
-        else:
+        elif isinstance(place, dict):
             place = place.setdefault(str(part), {})
+        if not isinstance(place, (dict, list)):
+            raise RecipeError(
+                f"{_shown(setting)}: {_dotted(path[: number + 1])} is a value, and has no settings inside."
+            )
     try:
-        place[path[-1] if isinstance(place, list) else str(path[-1])] = _value(text)
+        place[path[-1] if isinstance(place, list) else str(path[-1])] = _plain(_value(text), _shown(setting))
     except (ValueError, TypeError, IndexError) as error:
         raise RecipeError(f"{_shown(setting)}: cannot be applied ({str(error)[:200]}).") from error
     return tuple(path)
@@ -218,12 +225,18 @@ def _value(text: str) -> Any:
     return yaml_text.value(text)
 
 
-def _plain(value: Any) -> Any:
-    """Convert YAML keys to strings, as in JSON (`51:` in a bucket table is the key "51")."""
+def _plain(value: Any, where: str) -> Any:
+    """Convert YAML keys to strings, as in JSON (`51:` in a bucket table is the key "51").
+
+    Raises RecipeError for a text that no file can hold or be named.
+    """
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(_plain(key, where)): _plain(inner, where) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner) for inner in value]
+        return [_plain(inner, where) for inner in value]
+    if isinstance(value, str) and (wrong := _NO_TEXT.search(value)):
+        shown = json.dumps(value[max(0, wrong.start() - 20) : wrong.end() + 20])
+        raise RecipeError(f"{where}: {shown} has a NUL byte or half of a character; remove it.")
     return value
 
 
@@ -268,7 +281,7 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
         document = {}
     if not isinstance(document, dict):
         raise RecipeError(f"{where}: a recipe is a mapping of settings, not a {type(document).__name__}.")
-    document = _plain(document)
+    document = _plain(document, where)
     given: dict[Path_, str] = {}
     for setting in settings:
         path = _override(document, setting)

@@ -14,6 +14,7 @@ Path_ = tuple[str | int, ...]
 MOST_LETTERS = 1 << 20
 MOST_VALUES = 100_000
 MOST_LEVELS = 50
+MOST_DIGITS = 300  # of an integer; no setting has more than 20
 # What the constructors of PyYAML raise besides its own errors: `!!int ""`, an integer of 5,000 digits.
 _WRONG_SCALAR = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
 
@@ -24,7 +25,7 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if tag not in _REPLACED]
-    for _REPLACED in [{"tag:yaml.org,2002:float", "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp"}]
+    for _REPLACED in [{f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "timestamp")}]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -33,18 +34,32 @@ _Loader.add_implicit_resolver(
     list("-+.0123456789"),
 )
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), list("tf"))
+_INTEGER = re.compile(r"^([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """Return an integer of YAML 1.2; those of 1.1 are octal at a 0, and 1:30 is 90, in quadratic time."""
+    text = str(loader.construct_scalar(node))
+    if not _INTEGER.match(text) or len(text) > MOST_DIGITS:
+        raise ValueError(f"{text[:40]!r} is no integer, or one of more than {MOST_DIGITS} digits")
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 class _Lines:
     """Collects the line of each key; a key given twice is an error, and so is a document without an end.
 
-    Aliases make a small text a tree of any size, or one that holds itself: the values are counted.
+    Aliases make a small text a tree of any size, or one that holds itself: values and letters are counted.
     """
 
     def __init__(self, where: str) -> None:
         self.where = where
         self.lines: dict[Path_, int] = {}
         self.count = 0
+        self.letters = 0
 
     def add(self, node: yaml.Node, path: Path_, around: tuple[int, ...] = ()) -> None:
         self.count += 1
@@ -53,6 +68,12 @@ class _Lines:
             raise RecipeError(f"{self.where}:{line}: an alias refers to what it is a part of; write it out.")
         if self.count > MOST_VALUES:
             raise RecipeError(f"{self.where}: has more than {MOST_VALUES:,} values, its aliases written out.")
+        if isinstance(node, yaml.ScalarNode):
+            self.letters += len(node.value)
+        if self.letters > MOST_LETTERS:
+            raise RecipeError(
+                f"{self.where}: has more than {MOST_LETTERS:,} letters, its aliases written out."
+            )
         if len(path) > MOST_LEVELS:
             raise RecipeError(f"{self.where}:{line}: is nested more than {MOST_LEVELS} levels deep.")
         self.lines.setdefault(path, line)
@@ -60,7 +81,9 @@ class _Lines:
         if isinstance(node, yaml.MappingNode):
             given: set[Path_] = set()
             for key, value in node.value:
-                inner = (*path, _key(key))
+                if not isinstance(key, yaml.ScalarNode):
+                    raise RecipeError(f"{self.where}:{key.start_mark.line + 1}: a key is a word, not a list.")
+                inner = (*path, str(key.value))
                 if inner in given:
                     raise RecipeError(
                         f"{self.where}:{key.start_mark.line + 1}: {'.'.join(map(str, inner))} is given twice "
@@ -72,10 +95,6 @@ class _Lines:
         elif isinstance(node, yaml.SequenceNode):
             for number, value in enumerate(node.value):
                 self.add(value, (*path, number), around)
-
-
-def _key(node: yaml.Node) -> str:
-    return str(node.value)
 
 
 def document(text: str, where: str) -> tuple[Any, dict[Path_, int]]:

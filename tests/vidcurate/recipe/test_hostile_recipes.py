@@ -48,6 +48,12 @@ HOSTILE = {
     "hexadecimal integer": "depth: 0x" + "f" * 50_000,
     "octal integer": "depth: 0" + "7" * 50_000,
     "sexagesimal integer": "depth: 1" + ":59" * 5000,
+    "sexagesimal integer of 1 MB": "depth: 1" + ":1" * 500_000,
+    "tagged sexagesimal integer of 1 MB": 'depth: !!int "1' + ":1" * 500_000 + '"',
+    "long word 5,000 times": "inner: {names: [&a " + "x" * 100_000 + ", *a" * 5000 + "]}",
+    "list as a key twice": "? [a]\n: 1\n? [a]\n: 2\n",
+    "half of a character": 'inner: {names: ["\\ud800"]}',
+    "NUL in a word": 'inner: {names: ["a\\0b"]}',
     "float without end": "depth: 1e999999999",
     "empty integer": 'depth: !!int ""',
     "object": "depth: !!python/object/apply:os.system [true]",
@@ -72,7 +78,18 @@ def test_a_hostile_recipe_is_one_short_line_at_once(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["[" * 5000, "[" * 5000 + "]" * 5000, "9" * 5000, "&a [*a]", "{a: " * 2000, '!!int ""', "[1e"]
+    "value",
+    [
+        "[" * 5000,
+        "[" * 5000 + "]" * 5000,
+        "9" * 5000,
+        "&a [*a]",
+        "{a: " * 2000,
+        '!!int ""',
+        "[1e",
+        '"\\ud800"',
+        '"\\u0000"',
+    ],
 )
 def test_a_hostile_set_is_one_short_line(value: str) -> None:
     with pytest.raises(RecipeError) as caught:
@@ -81,6 +98,30 @@ def test_a_hostile_set_is_one_short_line(value: str) -> None:
     assert str(caught.value).startswith("--set depth=")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "name", ["²", "9" * 5000, "depth.low", "depth.low.0", "inner.names.²", "inner.low.0.a", ".", "inner."]
+)
+def test_a_set_of_a_place_that_cannot_be_is_one_short_line(name: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse("depth: 1\ninner: {low: 1, names: [a]}\n", Whole, where="r.yaml", settings=[f"{name}=1"])
+
+    assert str(caught.value).startswith(("--set ", "r.yaml"))
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("010", 10), ("0o17", 15), ("0x1F", 31), ("+3", 3), ("-0", 0), ("!!int 7", 7)]
+)
+def test_integers_are_those_of_yaml_1_2(text: str, wanted: int) -> None:
+    assert recipe.parse(f"depth: {text}", Whole).depth == wanted
+
+
+@pytest.mark.parametrize("text", ["1:30", "1_000", "0b11"])
+def test_what_is_an_integer_in_yaml_1_1_alone_is_a_word(text: str) -> None:
+    with pytest.raises(RecipeError, match="valid integer"):
+        recipe.parse(f"depth: {text}", Whole)
 
 
 @pytest.mark.parametrize("text", ["[" * 5000 + "]" * 5000, '{"depth": ' + "9" * 5000 + "}"])

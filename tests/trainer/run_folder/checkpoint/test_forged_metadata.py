@@ -143,7 +143,7 @@ def reseal(step: Path) -> None:
     manifest = json.loads((step / "manifest.json").read_text())
     for name, facts in manifest["files"].items():
         data = (step / name).read_bytes()
-        facts |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        facts |= {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (step / "manifest.json").write_text(json.dumps(manifest))
 
 
