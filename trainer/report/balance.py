@@ -6,7 +6,6 @@ everywhere does not change the shares: the ranks are still balanced. A bucket wi
 time.
 """
 
-import json
 import re
 import statistics
 from collections.abc import Sequence
@@ -18,7 +17,8 @@ import numpy as np
 
 from trainer.report.goodput import BEGINNINGS
 from trainer.report.read import RunData
-from vidcurate.errors import InputError
+from trainer.run_folder import layout as run_folder_layout
+from vidcurate.errors import InputError, StorageError
 from vidcurate.sampler import cost_table
 from vidcurate.sampler.cost_table import CostTable
 
@@ -207,12 +207,15 @@ def new_costs(run: RunData) -> CostTable:
 
 def _table_of(run: Path, stage: str) -> CostTable | None:
     """Return the cost table by which a stage of the run is balanced; None without one."""
-    kept = run / "recipe.json"
-    stages = json.loads(kept.read_text("utf-8"))["stages"] if kept.is_file() else []
-    for each in stages:
-        path = each["data"]["buckets"].get("cost_table")
-        if each["name"] == stage and path:
-            return cost_table.read_cost_table(Path(path))
+    for each in run_folder_layout.read_recipe(run).get("stages", ()):
+        if each.get("name") != stage:
+            continue
+        try:
+            path = each["data"]["buckets"].get("cost_table")
+        except (KeyError, TypeError, AttributeError) as error:
+            name = run / run_folder_layout.RECIPE
+            raise StorageError(f"{name}: stage {stage} has no buckets. Put back the run's recipe.") from error
+        return cost_table.read_cost_table(Path(path)) if path else None
     return None
 
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from trainer.report import review_links
 from trainer.run_folder import clip_losses, metrics, sample_rounds
+from trainer.run_folder import layout as run_folder_layout
 from vidcurate.curation.report import review_link
-from vidcurate.errors import InputError, VidcurateError
+from vidcurate.errors import InputError, StorageError, VidcurateError
 from vidcurate.storage import atomic_file
 
 PAGE = "gallery.html"
@@ -190,8 +191,8 @@ def _about(lines: list[dict[str, Any]]) -> str:
 def _name(run: Path) -> str:
     """Return the run's name by its recipe, or the folder's name without a recipe."""
     try:
-        return str(json.loads((run / "recipe.json").read_text(encoding="utf-8"))["name"])
-    except (OSError, ValueError, KeyError):
+        return str(run_folder_layout.read_recipe(run)["name"])
+    except (StorageError, KeyError):
         return run.name or run.resolve().name
 
 

@@ -1,6 +1,5 @@
 """Run data for the report, read from the run's folder; this file writes nothing."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from trainer.report.goodput import Ledger, ledger
 from trainer.run_folder import jsonl, metrics
+from trainer.run_folder import layout as run_folder_layout
 from vidcurate.errors import InputError
 
 SLOWEST = 10
@@ -78,12 +78,10 @@ def read_run(run: Path) -> RunData:
             f"{run}: is no run folder (no {jsonl.EVENTS} in it). Give the folder that `output` named."
         )
     rounds = metrics.read_metrics(run / metrics.VALIDATION)
-    recipe = run / "recipe.json"
-    name = json.loads(recipe.read_text("utf-8"))["name"] if recipe.is_file() else run.resolve().name
     events = sorted(events, key=lambda event: event.get("time", 0.0))
     return RunData(
         path=run,
-        name=name,
+        name=str(run_folder_layout.read_recipe(run).get("name", run.resolve().name)),
         lines=tuple(lines),
         rounds=tuple(rounds),
         events=tuple(events),

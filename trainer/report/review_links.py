@@ -5,7 +5,6 @@ RUN/review.html, which `vidcurate report` and `vidcurate review` write.
 """
 
 import html
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -13,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.report import event_marks
+from trainer.run_folder import layout as run_folder_layout
 from vidcurate.curation.report import review_link
+from vidcurate.errors import StorageError
 
 TITLE = "Open in the review app, while it runs"
 _LONG_WORDS = 3  # of a prompt, that are searched for in the captions
@@ -25,9 +26,9 @@ def targets(run: Path, beside: Path) -> dict[str, str]:
     Stages without one are left out; so are all of a run whose recipe cannot be read.
     """
     try:
-        stages = json.loads((run / "recipe.json").read_text(encoding="utf-8"))["stages"]
+        stages = run_folder_layout.read_recipe(run).get("stages", ())
         shards = {str(stage["name"]): stage["data"].get("shards") for stage in stages}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (StorageError, KeyError, TypeError, AttributeError):
         return {}
     found = {}
     for name, place in shards.items():

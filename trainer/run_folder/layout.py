@@ -1,8 +1,13 @@
 """Names in a run folder: checkpoints and rank logs. Imports no torch."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+from vidcurate.errors import StorageError
+
+RECIPE = "recipe.json"
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"^step-(\d{8,})$")
 
@@ -26,6 +31,25 @@ def checkpoints(run: Path) -> list[Path]:
         if match and (path / MANIFEST).is_file():
             found.append((int(match[1]), path))
     return [path for _, path in sorted(found)]
+
+
+def read_recipe(run: Path) -> dict[str, Any]:
+    """Return the recipe that a run's folder keeps, as JSON; empty without one.
+
+    Raises StorageError for a damaged file.
+    """
+    path = run / RECIPE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not all(isinstance(one, dict) for one in (found, *found.get("stages", ()))):
+            raise ValueError("it is no recipe")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise StorageError(
+            f"{path}: cannot be read ({error}). The run writes it anew at its next start."
+        ) from error
+    return dict(found)
 
 
 LOGS = "logs"

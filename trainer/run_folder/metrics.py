@@ -37,6 +37,15 @@ CLOCK_KEYS = (
 
 TIMESTEP_BINS = 10
 
+# Keys that the readers of a line rely on: what stands for a missing one, and the types. `loss` may be "nan".
+_KINDS: dict[str, tuple[object, tuple[type, ...]]] = {
+    "step": (None, (int,)),
+    "event": ("", (str,)),
+    "time": (0.0, (float, int)),
+    "seconds": (0.0, (float, int)),
+    "loss": (0.0, (float, int, str, type(None))),
+}
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a JSONL file; none without a file. Skip a last line that a kill truncated.
@@ -45,20 +54,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    lines = whole.split("\n")[:-1]  # not splitlines: a clip id or a path may hold other line breaks
+    data = path.read_bytes()
+    lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
     return [_object(path, number, line) for number, line in enumerate(lines, 1)]
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not all(
+        type(found.get(name, usual)) in kinds for name, (usual, kinds) in _KINDS.items()
+    ):
+        shown = line[:40].decode("utf-8", "replace")
         raise StorageError(
-            f"{path}: line {number} is damaged ({line[:40]!r}); remove it: sed -i {number}d {path}"
+            f"{path}: line {number} is damaged ({shown!r}); remove it: sed -i {number}d {path}"
         )
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.run_folder import jsonl, metrics
+from trainer.run_folder import jsonl, layout, metrics
 from vidcurate.errors import StorageError
 
 
@@ -114,3 +114,26 @@ def test_the_console_line_keeps_step_loss_and_time_left_at_a_narrow_terminal() -
         assert narrow.startswith("first  step 5/20  loss 1.463066  ")
         assert narrow.endswith("  15 min 0 s left")
     assert metrics.console_line(line, 20, 60.0, 10) == "first  step 5/20  loss 1.463066  15 min 0 s left"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"step": 2, "event": "\xff"}',
+        b"[2]",
+        b'{"step": "2"}',
+        b'{"event": "done"}',
+        b'{"step": 2, "time": "x"}',
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / jsonl.EVENTS).write_bytes(b'{"step": 1}\n' + line + b"\n")
+    with pytest.raises(StorageError, match="line 2 is damaged"):
+        metrics.read_metrics(tmp_path / jsonl.EVENTS)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b'{"stages": [3]}', b'{"stages": 3}', b"[" * 100_000])
+def test_a_damaged_recipe_of_a_run_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / layout.RECIPE).write_bytes(data)
+    with pytest.raises(StorageError, match=r"recipe\.json: cannot be read"):
+        layout.read_recipe(tmp_path)

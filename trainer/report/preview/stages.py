@@ -3,7 +3,6 @@
 Steps count over the whole run from 1, as in metrics.jsonl.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from trainer.model.encoders.registry import VideoSpec
 from trainer.model.stdit import STDiT3Config
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
+from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder import metrics
 from trainer.run_folder.checkpoint import checkpoint
 from trainer.training import data_position
@@ -40,11 +40,15 @@ def recipe_of(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
         return recipes.load(path, settings)
     if settings:
         raise InputError(f"--set: {path} is a run or a checkpoint, whose recipe cannot change.")
-    kept = path / "recipe.json"
-    if kept.is_file():
-        return recipes.from_saved(json.loads(kept.read_text("utf-8")))
-    saved = checkpoint.read_state(checkpoint.find(path))["recipe"]
-    return recipes.from_saved(saved)
+    file, kept = path / run_folder_layout.RECIPE, run_folder_layout.read_recipe(path)
+    if not kept:
+        file = checkpoint.find(path) / "state.json"
+        kept = checkpoint.read_state(file.parent).get("recipe")
+    try:
+        return recipes.from_saved(kept)
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{file}: holds no recipe of this version ({reason}).") from error
 
 
 def read_stages(path: Path, settings: Sequence[str] = ()) -> RunStages:

@@ -180,7 +180,7 @@ def latest(run: Path) -> Path | None:
                 f"To resume from it: echo {there[-1].name} > {pointer}"
             )
         return None
-    name = pointer.read_text(encoding="utf-8").strip()
+    name = pointer.read_bytes().decode("utf-8", "replace").strip()
     if run / name in there and _NAME.match(name):
         return run / name
     instead = (
@@ -189,7 +189,7 @@ def latest(run: Path) -> Path | None:
         else "There is no checkpoint left."
     )
     raise CheckpointError(
-        f"{pointer}: names {name!r}, which is not a complete checkpoint of this run. {instead}"
+        f"{pointer}: names {name[:60]!r}, which is not a complete checkpoint of this run. {instead}"
     )
 
 
@@ -320,6 +320,7 @@ def _check_file(file: Path, facts: dict[str, Any]) -> None:
 
 def read_state(path: Path) -> dict[str, Any]:
     """Return a checkpoint's state.json, without reading its tensors. Raises CheckpointError."""
+    _check_file(path / "state.json", listed_files(path, ())["state.json"])
     return _json_file(path / "state.json")
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidcurate.errors import CheckpointError
+
 CELL_VALUES = 32  # losses kept per bucket and timestep bin
 SCORES = 64  # step scores kept per bucket, and over all clips
 GRADIENTS = 128
@@ -115,9 +117,20 @@ def to_json(state: GuardState) -> dict[str, Any]:
 
 
 def from_json(kept: dict[str, Any] | None) -> GuardState:
-    """Return the state from `to_json`'s values; an empty one for checkpoints older than the guard."""
-    if not kept:
-        return GuardState()
+    """Return the state from `to_json`'s values; an empty one for checkpoints older than the guard.
+
+    Raises CheckpointError for other values.
+    """
+    try:
+        return _from_json(kept) if kept else GuardState()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"state.json: the guard's state cannot be read ({reason}). Take another checkpoint."
+        ) from error
+
+
+def _from_json(kept: dict[str, Any]) -> GuardState:
     past = dict(kept["memory"])
     past["smoothed"] = {name: Smoothed(**values) for name, values in past["smoothed"].items()}
     past["loud"] = [(int(step), float(z)) for step, z in past["loud"]]

@@ -122,3 +122,20 @@ def test_many_missing_keys_are_counted() -> None:
 
     with pytest.raises(CheckpointError, match="lacks k0, k1, k2 and 6 more"):
         dcp.copy_into(wanted, {}, "model")
+
+
+def test_a_state_with_one_other_byte_is_refused_by_every_reader(run: Path) -> None:
+    path = run / "step-00000100/state.json"
+    path.write_text(path.read_text().replace('"step"', '"stop"', 1))
+
+    with pytest.raises(CheckpointError, match=r"state\.json: its SHA-256 is not the manifest's"):
+        checkpoint.read_state(path.parent)
+
+
+@pytest.mark.parametrize("data", [b"step-000001\xff0\n", b"[" * 100_000, b""])
+def test_a_damaged_pointer_is_one_short_line_that_says_what_to_write(run: Path, data: bytes) -> None:
+    (run / checkpoint.LATEST).write_bytes(data)
+
+    with pytest.raises(CheckpointError, match=r"echo step-00000100 > ") as caught:
+        checkpoint.latest(run)
+    assert len(str(caught.value)) < 600

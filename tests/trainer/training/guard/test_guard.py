@@ -14,6 +14,7 @@ from trainer.training.guard import detect as guard_detect
 from trainer.training.guard import history
 from trainer.training.guard.decide import action_for, decide
 from trainer.training.guard.history import GuardState, Rollback, StageHistory, StepStats
+from vidcurate.errors import CheckpointError
 
 LEVELS = {"small": 0.4, "large": 1.6}  # expected loss of two buckets; a timestep multiplies it
 SPEC = Thresholds(divergence_window=40)
@@ -257,3 +258,11 @@ def test_the_rate_is_scaled_in_the_steps_that_were_asked_for_and_in_no_other() -
     assert [state.factor(step) for step in (9, 10, 14, 15, 19, 20, 24, 25)] == [
         1.0, 0.5, 0.5, 0.25, 0.25, 0.5, 0.5, 1.0,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change", [{"counts": "x"}, {"memory": None}, {"rollbacks": [3]}, {"scales": [[1]]}, {"memory": {}}]
+)
+def test_a_forged_memory_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match="the guard's state cannot be read"):
+        history.from_json({**history.to_json(GuardState()), **change})
