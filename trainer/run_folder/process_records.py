@@ -19,6 +19,7 @@ from vidcurate.errors import StateError, StorageError
 from vidcurate.storage import atomic_file
 
 PROCESSES = "processes"
+_TEXTS = {"host", "boot_id", "user", "run"}  # the other facts are numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +49,19 @@ class ProcessRecord:
 
 
 def from_json(values: dict[str, Any]) -> ProcessRecord:
-    """Return the record of a JSON object, without unknown keys. Raises StateError."""
+    """Return the record of a JSON object, without unknown keys. Raises StateError for other types, too."""
     names = {field.name for field in fields(ProcessRecord)}
     known = {name: value for name, value in values.items() if name in names}
     try:
-        return ProcessRecord(**known | {"command": tuple(known["command"])})
+        record = ProcessRecord(**known | {"command": tuple(known["command"])})
     except (KeyError, TypeError) as error:
         raise StateError(f"not a process record: {error}.") from error
+    for name in names - {"command", "stack_descriptor"}:
+        value = getattr(record, name)
+        is_good = value.isprintable() if type(value) is str else type(value) is int and value >= 0
+        if not is_good or (type(value) is str) != (name in _TEXTS):
+            raise StateError(f"not a process record: {name} is {str(value)[:40]!r}.")
+    return record
 
 
 def is_alive(record: ProcessRecord) -> bool:
@@ -120,7 +127,7 @@ def read_records(run: Path) -> list[ProcessRecord]:
             found.append(from_json(json.loads(file.read_text(encoding="utf-8"))))
         except FileNotFoundError:  # the rank ended meanwhile
             continue
-        except (ValueError, StateError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError, StateError) as error:
             raise StateError(f"{file}: is not a process record; remove it.") from error
     return found
 

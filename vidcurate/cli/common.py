@@ -222,10 +222,10 @@ def stage_progress(run: Path, command: str, *, quiet: bool) -> Iterator[Progress
 
 def known_videos(run: Path) -> Path | None:
     """Return the video folder that ingest used, None when it used none."""
-    from vidcurate.curation.clip_table import table
+    from vidcurate.curation.clip_table import stage_json, table
 
     table.previous_stage(run, "probe")
-    known = json.loads((run / "reconcile.json").read_text(encoding="utf-8")).get("videos")
+    known = stage_json.require_object(run / "reconcile.json").get("videos")
     return Path(known) if known else None
 
 

@@ -55,8 +55,20 @@ def main(arguments: list[str] | None = None) -> None:
     except BaseException as error:  # polars raises its panics as BaseException
         if "--traceback" in given:
             raise
-        print(f"error: {_unforeseen(error)}", file=sys.stderr)
+        print(f"error: {_damaged_table(error, given) or _unforeseen(error)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _damaged_table(error: BaseException, given: list[str]) -> str:
+    """Return one line that names a run's damaged tables, "" where the error is none of a Parquet file."""
+    if not str(error).startswith("parquet: "):
+        return ""
+    from vidcurate.curation.clip_table import table
+
+    names = [str(path) for word in given if Path(word).is_dir() for path in table.damaged(Path(word))]
+    reason = printable(" ".join(str(error).split()))[:200]
+    which = f"{', '.join(names)}: cannot be read" if names else "a Parquet file cannot be read"
+    return f"{which} ({reason}). Delete the damaged file, and run its stage again."
 
 
 def _unforeseen(error: BaseException) -> str:

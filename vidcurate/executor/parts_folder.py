@@ -109,7 +109,7 @@ def read_chunk(path: Path, length: int) -> list[Row] | None:
     """Return a chunk's rows; None when the file is absent, damaged or not of `length` rows."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return rows if isinstance(rows, list) and len(rows) == length else None
 

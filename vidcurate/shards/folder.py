@@ -35,7 +35,7 @@ def _read_json(path: Path) -> Any:
     """Return the parsed file; None when it is missing or incomplete."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -15,10 +15,10 @@ MANIFEST_NAME = "manifest.json"
 _READABLE = ("vidcurate-shards-2", LAYOUT)
 _MOST = 1 << 53  # of a count or a size in bytes
 _PRINTS: dict[str, Any] = {"structure_fingerprint": str, "content_fingerprint": str}
-_WHOLE = {**_PRINTS, "totals": dict, "index": dict, "shards": list}
+_WHOLE = {**_PRINTS, "totals": dict, "index": dict, "shards": list, "failed": list}
 _TOTALS = {"rows_written": int, "bytes": int}
 _FILE = {"name": str, "bytes": int, "blake3": str}
-_SHARD = {**_FILE, **_PRINTS, "fold": str, "clips": int}
+_SHARD = {**_FILE, **_PRINTS, "fold": str, "level": int, "clips": int}
 
 
 @contextmanager

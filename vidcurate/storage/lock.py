@@ -73,7 +73,7 @@ def _holder(path: Path) -> str:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         return f"process {facts['pid']} on {facts['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"
 
 

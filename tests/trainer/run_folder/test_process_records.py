@@ -1,6 +1,7 @@
 """A rank's record names one process and no other; what is left after a crash is known as dead."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -97,4 +98,37 @@ def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
     (tmp_path / process_records.PROCESSES).mkdir()
     process_records.record_path(tmp_path, 0).write_text("{}")
     with pytest.raises(StateError, match=r"rank-00000\.json: is not a process record; remove it"):
+        process_records.read_records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pid": []},
+        {"pid": -1},
+        {"pid": "1"},
+        {"host": "\ud800"},
+        {"host": None},
+        {"rank": 0.5},
+        {"run": 3},
+        {"command": 3},
+    ],
+)
+def test_a_record_of_other_types_is_none(tmp_path: Path, change: dict[str, object]) -> None:
+    record = process_records.record_of_this_process(tmp_path, rank=0, local_rank=0, world_size=1)
+    process_records.write_record(tmp_path, record)
+    path = process_records.record_path(tmp_path, 0)
+    path.write_text(json.dumps(record.to_json() | change))
+
+    with pytest.raises(StateError, match="is not a process record; remove it"):
+        process_records.read_records(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", b"", b"[]", b"3"])
+def test_what_is_no_json_object_is_no_record(tmp_path: Path, data: bytes) -> None:
+    path = process_records.record_path(tmp_path, 0)
+    path.parent.mkdir()
+    path.write_bytes(data)
+
+    with pytest.raises(StateError, match="is not a process record; remove it"):
         process_records.read_records(tmp_path)

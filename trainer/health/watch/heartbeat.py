@@ -175,6 +175,6 @@ def read_heartbeat(run: Path) -> dict[int, dict[str, Any]]:
     for file in sorted((run / HEARTBEATS).glob("rank-*.json")):
         try:
             found[int(file.stem.removeprefix("rank-"))] = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
     return found

@@ -43,7 +43,7 @@ def recipe_of(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
     file, kept = path / run_folder_layout.RECIPE, run_folder_layout.read_recipe(path)
     if not kept:
         file = checkpoint.find(path) / "state.json"
-        kept = checkpoint.read_state(file.parent).get("recipe")
+        kept = checkpoint.read_state(file.parent).get("recipe") or {}
     try:
         return recipes.from_saved(kept)
     except ValueError as error:

@@ -97,20 +97,20 @@ def read_costs(run: Path) -> list[dict[str, Any]]:
     TableError for a damaged file.
     """
     try:
-        lines = (run / COSTS).read_text(encoding="utf-8").splitlines()
+        lines = (run / COSTS).read_bytes().splitlines()
     except FileNotFoundError:
         return []
     open_calls: dict[str, list[tuple[float, float]]] = {}
     done: dict[str, list[tuple[float, float]]] = {}
     for number, line in enumerate(lines, start=1):
         try:
-            reported = json.loads(line)
+            reported = json.loads(line.decode("utf-8"))
             command, call = (
                 str(reported["command"]),
                 (float(reported["seconds"]), float(reported["cpu_seconds"])),
             )
             is_done = bool(reported["is_done"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise TableError(
                 f"{run / COSTS}: line {number} cannot be read ({error}). Remove the line."
             ) from error

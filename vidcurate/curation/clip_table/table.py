@@ -142,6 +142,17 @@ def command_of(stage: str) -> str:
     return names.get(stage, stage)
 
 
+def damaged(run: Path) -> list[Path]:
+    """Return the Parquet files of a run folder that cannot be read to their end."""
+    found = []
+    for path in sorted(run.glob("*.parquet")):
+        try:
+            pl.scan_parquet(path).sink_batches(lambda _: None)
+        except (pl.exceptions.PolarsError, OSError):
+            found.append(path)
+    return found
+
+
 def is_up_to_date(path: Path, wanted: Provenance) -> bool:
     """Return whether `path` is a readable table with the provenance `wanted`."""
     if not path.exists():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vidcurate.curation.clip_table import run_lock, table
+from vidcurate.curation.clip_table import run_lock, stage_json, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.dedup import clusters, exact, perceptual, preference
 from vidcurate.curation.dedup.search import EMBEDDINGS, Search, not_looked_for, search_all
@@ -175,7 +175,7 @@ def run_dedup(
 
 def _summary(target: Path, said: Path, up_to_date: bool) -> DedupSummary:
     found = pl.read_parquet(target)
-    notes = json.loads(said.read_text(encoding="utf-8"))
+    notes = stage_json.require_object(said)
     copies = found.filter(pl.col("duplicate_of").is_not_null())
     kinds = copies["duplicate_kind"].value_counts().sort("duplicate_kind")
     largest = (

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from vidcurate import rng
-from vidcurate.curation.clip_table import rejection_ledger, run_lock, table
+from vidcurate.curation.clip_table import rejection_ledger, run_lock, stage_json, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.difficulty import advice, cut
@@ -309,7 +309,7 @@ def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame, tota
 
 
 def _summary(levels_path: Path, *, up_to_date: bool) -> SplitSummary:
-    reported: dict[str, Any] = json.loads(levels_path.read_text(encoding="utf-8"))
+    reported = stage_json.require_object(levels_path)
     return SplitSummary(
         **{
             **{name: reported[name] for name in SplitSummary.__dataclass_fields__},

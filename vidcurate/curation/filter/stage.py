@@ -10,11 +10,10 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.clip_table import rejection_ledger, run_lock, table
+from vidcurate.curation.clip_table import rejection_ledger, run_lock, stage_json, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
 from vidcurate.curation.filter.apply_reviews import (
     NO_REVIEWS,
@@ -214,7 +213,7 @@ def check_limits(
 
 def _summary(target: Path, funnel_path: Path, up_to_date: bool, reviewed: dict[str, int]) -> FilterSummary:
     kept = pl.read_parquet(target, columns=["is_kept"])["is_kept"]
-    steps: list[dict[str, Any]] = json.loads(funnel_path.read_text(encoding="utf-8"))
+    steps = stage_json.read_objects(funnel_path)
     rejected = sum(step["rejected"] for step in steps)
     assert int(kept.sum()) + rejected == len(kept), "a row was lost"
     by_rule: dict[str, int] = {}

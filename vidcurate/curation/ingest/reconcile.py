@@ -278,6 +278,6 @@ def read_report(path: Path) -> dict[str, Any] | None:
     """Return the report at `path`, or None when there is none that can be read."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return report if isinstance(report, dict) and "problems" in report else None

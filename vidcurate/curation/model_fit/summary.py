@@ -157,6 +157,6 @@ def read_fit(run: Path) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads((run / NAME).read_text(encoding="utf-8"))
         where = table.stage_path(run, table.newest_stage(run))
         is_fresh = found["table_sha256"] == table.digest(where) and found["stage"] == where.stem
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return found if is_fresh else None

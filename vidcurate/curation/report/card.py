@@ -11,12 +11,13 @@ from typing import Any
 import polars as pl
 from pydantic import Field
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import stage_json, table
 from vidcurate.curation.clip_table.schema import STAGES
 from vidcurate.curation.filter.stage import FUNNEL
 from vidcurate.curation.report import counts
-from vidcurate.curation.report.facts import levels, read_json
+from vidcurate.curation.report.facts import levels
 from vidcurate.recipe.recipe import Recipe
+from vidcurate.shards.manifest import read_manifest
 from vidcurate.storage import atomic_file
 
 CARD = "card.md"
@@ -102,7 +103,7 @@ def facts(run: Path, spec: CardSpec) -> dict[str, Any]:
         "buckets_are_the_splits": is_own,
         "durations": _histogram(seconds, _DURATIONS, "s") if seconds is not None else [],
         "short_sides": _histogram(sides, _SHORT_SIDES, "px"),
-        "rules": read_json(run / FUNNEL) or [],
+        "rules": stage_json.read_objects(run / FUNNEL),
         "findings": _findings(run),
         "stages": _stages(run),
         "shards": _shards(run),
@@ -110,7 +111,7 @@ def facts(run: Path, spec: CardSpec) -> dict[str, Any]:
 
 
 def _findings(run: Path) -> dict[str, int]:
-    reported = read_json(run / "reconcile.json") or {}
+    reported = stage_json.read_object(run / "reconcile.json") or {}
     return {
         name: one["count"] for name, one in reported.items() if isinstance(one, dict) and one.get("count")
     }
@@ -139,7 +140,7 @@ def _stages(run: Path) -> list[dict[str, Any]]:
 
 
 def _shards(run: Path) -> dict[str, Any] | None:
-    reported = read_json(run / "shards" / "manifest.json")
+    reported = read_manifest(run / "shards")
     if reported is None:
         return None
     return {

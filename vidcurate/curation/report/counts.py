@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import stage_json, table
 from vidcurate.curation.difficulty.stage import LEVELS
 from vidcurate.recipe.recipe import parse
 from vidcurate.sampler import buckets
@@ -93,7 +93,7 @@ def level_cuts(run: Path) -> tuple[str, list[float]] | None:
     """Return the difficulty column and the upper end of each level, None when no split has been run."""
     if not table.stage_path(run, "split").exists() or not (run / LEVELS).exists():
         return None
-    reported = json.loads((run / LEVELS).read_text(encoding="utf-8"))
+    reported = stage_json.require_object(run / LEVELS)
     return reported["column"], [level["max"] for level in reported["levels"]]
 
 

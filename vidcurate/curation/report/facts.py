@@ -7,13 +7,13 @@ from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.clip_table import rejection_ledger, table
+from vidcurate.curation.clip_table import rejection_ledger, stage_json, table
 from vidcurate.curation.clip_table.schema import STAGES
 from vidcurate.curation.difficulty.stage import LEVELS
-from vidcurate.errors import TableError
+from vidcurate.shards.manifest import read_manifest
 
 RECONCILE = "reconcile.json"
-MANIFEST = "shards/manifest.json"
+SHARDS = "shards"
 LISTED = 12
 
 # What reconcile.json counts, in the order of the page.
@@ -29,16 +29,6 @@ FINDINGS = {
     "disagreements": "rows that contradict themselves",
     "captions_without_a_video": "captions whose video is not there",
 }
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file, None when it is missing. Raises TableError for a damaged file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise TableError(f"{path}: cannot be read as JSON ({error}). Run its stage again.") from error
 
 
 def verdicts(clips: pl.LazyFrame) -> tuple[pl.LazyFrame, bool]:
@@ -94,7 +84,7 @@ def with_unwritten(run: Path, checked: pl.LazyFrame) -> pl.LazyFrame:
 
 def findings(run: Path) -> dict[str, Any] | None:
     """Return the reconciliation: the detected metadata schema, and each finding that is not zero."""
-    reported = read_json(run / RECONCILE)
+    reported = stage_json.read_object(run / RECONCILE)
     if reported is None:
         return None
     found = []
@@ -181,13 +171,12 @@ def levels(run: Path) -> dict[str, Any] | None:
     """Return levels.json when the split that wrote it is there."""
     if not table.stage_path(run, "split").exists():
         return None
-    reported: dict[str, Any] | None = read_json(run / LEVELS)
-    return reported
+    return stage_json.read_object(run / LEVELS)
 
 
 def shards(run: Path) -> dict[str, Any] | None:
     """Return totals, shards by fold and level, and failed clips from the shards' manifest."""
-    manifest = read_json(run / MANIFEST)
+    manifest = read_manifest(run / SHARDS)
     if manifest is None:
         return None
     groups: dict[tuple[str, int], dict[str, Any]] = {}

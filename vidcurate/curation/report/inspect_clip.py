@@ -1,7 +1,6 @@
 """Run overview, and the history of one clip from its metadata row to its shard."""
 
 import difflib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from vidcurate.curation.clip_table.schema import COLUMNS, STAGES, written_by
 from vidcurate.curation.report.records import Records
 from vidcurate.errors import InputError, printable
 from vidcurate.shards.index import read_index
+from vidcurate.shards.manifest import read_manifest
 
 SHARDS = "shards"
 
@@ -41,8 +41,7 @@ def run_overview(run: Path) -> dict[str, Any]:
     if "level" in columns:
         levels = clips.filter("is_kept").group_by("fold", "level").agg(pl.len().alias("clips"))
         found["levels"] = levels.sort("fold", "level").collect().to_dicts()
-    if (run / SHARDS / "manifest.json").exists():
-        manifest = json.loads((run / SHARDS / "manifest.json").read_text(encoding="utf-8"))
+    if manifest := read_manifest(run / SHARDS):
         found["shards"] = {
             "folder": str(run / SHARDS),
             "shards": len(manifest["shards"]),
