@@ -7,6 +7,7 @@ never opened. The listing does not follow links to folders, which could form cyc
 import hashlib
 import os
 import posixpath
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ _MOST_FOLDERS = 64  # folders below the root in which `better_root` looks
 class Listing:
     """Files below `root`, sorted by path.
 
-    `files`: path (relative, forward slashes), size_bytes (null: a link to nothing), leaves (a link out of the
+    `files`: path (relative, forward slashes), size_bytes (null: no file to read, such as a link to nothing, a
+    pipe, or a name that is not UTF-8, which no table can hold), leaves (a link out of the
     root), is_video. `links`: links to folders. `digest` covers names and sizes.
     """
 
@@ -60,6 +62,17 @@ def _walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
             raise InputError(f"{root / folder}: the folder cannot be read ({error.strerror}).") from error
 
 
+def _size_bytes(entry: os.DirEntry[str]) -> int | None:
+    """Return the size of a regular file that a table can name; of anything else None: its row is missing."""
+    if _printable(entry.path) != entry.path:
+        return None
+    try:
+        found = entry.stat()
+    except OSError:  # a link to nothing, or to itself
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
 def _printable(path: str) -> str:
     """Return a name as valid text: bytes that are not UTF-8 become `\\xNN`."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
@@ -84,10 +97,7 @@ def list_folder(root: Path) -> Listing:
                 links.append(path)
                 continue
         if not leaves:
-            try:
-                size = entry.stat().st_size
-            except OSError:
-                size = None  # a link to nothing: the row that names it is a missing file
+            size = _size_bytes(entry)
         found.append((_printable(path), size, leaves))
     found.sort()
     whole = hashlib.sha256()

@@ -90,7 +90,8 @@ def _manifests(folder: Path) -> list[Path]:
         below = [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and entry.name[0] != "."]
         deeper = [sub for entry in below[:_MOST_SPLITS] for sub in sorted(entry.iterdir()) if sub.is_dir()]
     except OSError as error:
-        raise InputError(f"{folder}: the folder cannot be read ({error.strerror}).") from error
+        place = error.filename or folder
+        raise InputError(f"{place}: the folder cannot be read ({error.strerror}).") from error
     levels = (([folder], _MANIFESTS), (below, _OF_SPLITS), (deeper, _OF_SPLITS))
     for level, names in levels:
         found: list[Path] = []

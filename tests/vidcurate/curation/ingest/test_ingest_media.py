@@ -1,6 +1,8 @@
 """A folder of videos and a set of shards are sources too: captions lie beside the videos."""
 
 import io
+import os
+import socket
 import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -64,6 +66,45 @@ SHARD_MEMBERS = [
     ("../out.mp4", b"third video"),
     ("../out.jpg", b"picture"),
 ]
+
+
+def test_a_folder_of_pipes_sockets_dead_links_and_odd_names_is_taken_in(tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for name in (
+        "good",
+        "new\nline",
+        "back\rtab\t",
+        "-dash",
+        "*",
+        "$(x)",
+        "esc\x1b[31m",
+        "x" * 240,
+        "\u2028",
+    ):
+        (videos / f"{name}.mp4").write_bytes(b"v")
+        (videos / f"{name}.txt").write_text("A ball.")
+    os.mkfifo(videos / "pipe.mp4")
+    os.mkfifo(videos / "with_pipe.txt")
+    (videos / "with_pipe.mp4").write_bytes(b"v")
+    (videos / "dead.mp4").symlink_to("nowhere.mp4")
+    (videos / "with_dead.txt").symlink_to("nowhere.txt")
+    (videos / "with_dead.mp4").write_bytes(b"v")
+    for suffix in (b".mp4", b".txt"):
+        Path(os.fsdecode(os.fsencode(videos) + b"/odd\xff\xfe" + suffix)).write_bytes(b"A ball.")
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(str(videos / "socket.mp4"))
+
+        _, frame, _ = ingest(tmp_path / "run", videos)
+
+    named = dict(frame.select("video_path", "ingest_problem").iter_rows())
+    for name in ("pipe.mp4", "dead.mp4", "socket.mp4"):
+        assert named.pop(name) == "missing_file"
+    for name in ("with_pipe.mp4", "with_dead.mp4"):
+        assert named.pop(name) == "empty_caption"
+    assert {named.pop(name) for name in list(named) if "xff" in name} == {"missing_file", "extra_file"}
+    assert len(named) == 9
+    assert set(named.values()) == {None}
 
 
 def test_shards_are_unpacked_whole_and_once(tmp_path: Path) -> None:

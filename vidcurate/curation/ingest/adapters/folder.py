@@ -28,7 +28,8 @@ def _stems(listing: Listing) -> tuple[list[str], dict[str, dict[str, str]]]:
 
     An image with a caption beside it counts as a video of one frame, unless a video has the same name.
     """
-    paths: list[str] = listing.files.filter(~pl.col("leaves"))["path"].to_list()
+    readable = ~pl.col("leaves") & pl.col("size_bytes").is_not_null()
+    paths: list[str] = listing.files.filter(readable)["path"].to_list()
     beside: dict[str, dict[str, str]] = {}
     for path in paths:
         pure = PurePosixPath(path)
@@ -52,7 +53,11 @@ def side_cars(listing: Listing) -> tuple[str, list[str]]:
     alone: list[str] = []
     for stem in sorted(beside):
         for path in beside[stem].values():
-            whole.update(f"{path}\0".encode() + (listing.root / path).read_bytes())
+            try:
+                content = (listing.root / path).read_bytes()
+            except OSError as error:  # `read_rows` names it beside its video
+                content = type(error).__name__.encode()
+            whole.update(f"{path}\0".encode() + content)
         if stem not in stems:
             alone.extend(beside[stem].values())
     return whole.hexdigest(), alone
