@@ -1,4 +1,4 @@
-"""First packets of a video: their bytes, and whether the clip may begin with leading pictures."""
+"""First packets of a video: their bytes, and whether pictures may lead."""
 
 from contextlib import suppress
 from pathlib import Path

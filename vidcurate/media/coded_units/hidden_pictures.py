@@ -1,4 +1,4 @@
-"""Hidden pictures of VP8 and VP9: packets of reference pictures that no player shows."""
+"""Hidden pictures of VP8 and VP9: packets that hold only references."""
 
 
 def _shows_vp9(data: bytes) -> bool:
