@@ -227,7 +227,7 @@ def test_the_fast_speed_run_changes_how_it_learns_and_not_what_it_sees() -> None
     plain, fast = (changes.flat(recipes.to_json(load(name))) for name in ("speedrun", "speedrun-fast"))
 
     added = {key for key in plain.keys() | fast.keys() if plain.get(key) != fast.get(key)}
-    kept = re.compile(r"name|output|power_ema(\..*)?|stages\.\d\.(routing|optim\.muon)(\..*)?")
+    kept = re.compile(r"name|output|precision|power_ema(\..*)?|stages\.\d\.(routing|optim\.muon)(\..*)?")
     assert [key for key in sorted(added) if not kept.fullmatch(key)] == []
     for stage in load("speedrun-fast").stages:
         assert stage.optim.muon
@@ -235,6 +235,7 @@ def test_the_fast_speed_run_changes_how_it_learns_and_not_what_it_sees() -> None
         assert stage.routing.pairs == (2, 25)  # 24 of 28
     for name in set(TRAINING) - {"speedrun-fast"}:
         assert load(name).power_ema is None
+        assert load(name).precision != "float8"
         assert all(stage.routing is stage.optim.muon is None for stage in load(name).stages)
 
 
