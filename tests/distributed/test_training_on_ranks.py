@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import SMOKE, command_words, events, make_shards, numbers
-from trainer.run_folder.checkpoint import checkpoint
+from trainer.run_folder.checkpoint import checkpoint, parts
 
 ROOT = SMOKE.parents[1]
 # Three micro-batches over two ranks: one of them has one less; over four: one has none. With AdamW's eps at
@@ -52,10 +54,14 @@ def whole(shards: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) 
 
 def distance(one: Path, other: Path, part: str) -> float:
     """Return the norm of the difference of a part over its norm, all tensors together."""
-    first, second = (checkpoint.load(run).parts[part] for run in (one, other))
-    assert first.keys() == second.keys()
-    apart = sum(float((first[k].double() - second[k].double()).square().sum()) for k in first)
-    return math.sqrt(apart / sum(float(first[k].double().square().sum()) for k in first))
+    return apart(*(checkpoint.load(run).parts[part] for run in (one, other)))
+
+
+def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Return the norm of the difference over the norm, all tensors together."""
+    assert one.keys() == other.keys()
+    difference = sum(float((one[name].double() - other[name].double()).square().sum()) for name in one)
+    return math.sqrt(difference / sum(float(tensor.double().square().sum()) for tensor in one.values()))
 
 
 def assert_same_run(whole: Path, run: Path) -> None:
@@ -87,6 +93,48 @@ def test_from_one_rank_to_two_to_three_to_one(
     assert [proof["saved_on_ranks"] for proof in proofs] == [1, 2, 3]
     assert all(proof["checksums_match_the_manifest"] for proof in proofs)
     assert [proof["optimizer_updates"] for proof in proofs] == [3, 6, 9]
+
+
+FEWER = (  # what reaches a loss with less compute (docs/track.md), all of it
+    "model.depth=3",
+    "stages.0.routing={share: 0.5, pairs: [1, 1], dense_finish: 0.2}",
+    "stages.0.data.captions={caption: 1}",
+    "stages.0.data.captions_from={6: {clip_id: 1}}",
+    "stages.0.checkpoint_every=4",
+    "stages.0.keep_last=9",
+    "power_ema=[0.05, 0.1]",
+)
+
+
+@pytest.mark.parametrize(
+    "muon", [("stages.0.optim.muon=2.0",), pytest.param((), marks=pytest.mark.soak)], ids=["muon", "adamw"]
+)
+def test_what_learns_with_less_compute_is_the_same_on_one_two_and_three_ranks(
+    shards: Path, forks: Forks, tmp_path: Path, muon: tuple[str, ...]
+) -> None:
+    """Routing, averages with power profiles and captions by the step, resumed on other ranks."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    given = (*FEWER, *muon)
+    forks.start(words(shards, whole, *given)).succeed()
+    shutil.copytree(whole, run)
+    for ranks, step, sharding in ((2, 4, "full"), (3, 8, "none")):
+        for later in run.glob("step-*"):
+            if int(later.name.partition("-")[2]) > step:
+                shutil.rmtree(later)
+        (run / "LATEST").write_text(f"step-{step:08d}\n")
+        forks.start(words(shards, run, *given, *SHARDING[sharding]), ranks=ranks).succeed()
+
+    alone, together = ({line["step"]: line for line in numbers(folder)} for folder in (whole, run))
+    assert alone.keys() == together.keys()
+    for step, line in alone.items():
+        assert line["clips_hash"] == together[step]["clips_hash"]
+        assert together[step]["loss"] == pytest.approx(line["loss"], rel=1e-6)
+        assert together[step]["model_flops"] == line["model_flops"]
+    for part in checkpoint.PARTS:
+        assert distance(whole, run, part) < 1e-6, part
+    for part in ("power_ema_narrow", "power_ema_wide"):
+        one, other = (parts.read_part_tensors(folder / "step-00000012" / part) for folder in (whole, run))
+        assert apart(one, other) < 1e-6, part
 
 
 @pytest.mark.soak

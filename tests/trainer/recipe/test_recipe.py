@@ -115,6 +115,10 @@ def test_the_digest_is_of_what_the_recipe_says_not_of_how_it_is_written(tmp_path
         ("seed=1", False),
         ("precision=bfloat16", False),
         ("ema_decay=0.5", False),
+        ("power_ema=[0.05, 0.1]", False),
+        ("stages.0.optim.muon=2.0", False),
+        ("stages.0.routing={share: 0.5, pairs: [0, 0]}", False),
+        ("stages.0.data.captions={caption: 1}", False),
         ("stages.0.name=second", False),
     ],
 )

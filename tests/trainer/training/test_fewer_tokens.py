@@ -1,5 +1,6 @@
 """A run with Muon and token routing: resume bit for bit, dense finish, recipes that do not fit."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from tests.trainer.shards_for_tests import numbers, smoke
 from tests.trainer.training.states import same, tensors
 from trainer.model.flops import flops_per_step
 from trainer.recipe import recipe as recipes
+from trainer.report.preview import dry_run
 from trainer.run_folder.checkpoint import convert
 from trainer.train import train
 from trainer.training import step
@@ -22,6 +24,8 @@ ON = (
     "stages.0.checkpoint_every=2",
     "stages.0.routing={share: 0.5, pairs: [1, 1], dense_finish: 0.25}",
     "stages.0.optim.muon=2.0",
+    "stages.0.data.captions={caption: 1}",
+    "stages.0.data.captions_from={2: {caption: 1, clip_id: 1}, 4: {clip_id: 1}}",
     "sample=null",
 )
 
@@ -46,6 +50,45 @@ def test_a_resumed_run_is_the_run_that_never_stopped(shards: Path, run: Path, tm
     moments = tensors(run, "optimizer")
     assert moments["momentum.spatial_blocks.0.mlp.fc1.weight"].abs().max() > 0
     assert "exp_avg_sq.spatial_blocks.0.mlp.fc1.weight" not in moments
+
+
+def test_the_clips_and_their_order_are_those_of_a_run_without_any_of_it(
+    shards: Path, run: Path, tmp_path: Path
+) -> None:
+    plain = [word for word in ON if not re.search("routing|muon|captions", word)]
+
+    train(smoke(shards, tmp_path / "run", *plain))
+
+    ours, theirs = numbers(run), numbers(tmp_path / "run")
+    for name in ("clips_hash", "clips", "tokens", "lr"):
+        assert [line[name] for line in ours] == [line[name] for line in theirs], name
+    assert ours[0]["loss"] != theirs[0]["loss"]  # routed
+
+
+def test_the_dry_run_names_all_of_it(shards: Path, tmp_path: Path) -> None:
+    recipe = smoke(shards, tmp_path / "run", *ON, "power_ema=[0.05, 0.1]", "precision=bfloat16")
+    report = dry_run.dry_run(recipe)
+    text = dry_run.to_text(report)
+
+    assert "computes in bfloat16 with eager blocks; averages of the weights: ema_decay 0.9, and" in text
+    assert "power_ema's 0.05 and 0.1" in text
+    assert "  optimizer: Muon for the matrices of blocks, at 2 × lr; AdamW for the rest" in text
+    assert "  routing: 50% of a clip's tubes skip the pairs 1 to 1 of blocks; dense from step 4 on" in text
+    assert "  captions: caption 1; from data step 2 caption 1, clip_id 1; from data step 4 clip_id 1" in text
+    (stage,) = report["stages"]
+    assert stage["routing"]["dense_from"] == 4
+    assert (stage["muon"], stage["captions_from"]["4"]) == (2.0, {"clip_id": 1.0})
+    short = dry_run.to_text(dry_run.dry_run(smoke(shards, tmp_path / "run", *ON, "stages.0.steps=3")))
+    assert "from data step 4 (beyond the stage's last) clip_id 1" in short
+    two = report["weights_and_optimizer_bytes"]
+    one = dry_run.dry_run(smoke(shards, tmp_path / "run", *ON))["weights_and_optimizer_bytes"]
+    assert two - one == 2 * 4 * report["trained_parameters"]
+
+
+def test_the_dry_run_says_nothing_of_what_is_off(shards: Path, tmp_path: Path) -> None:
+    text = dry_run.to_text(dry_run.dry_run(smoke(shards, tmp_path / "run", "sample=null")))
+
+    assert not re.search("Muon|routing|power_ema|captions:", text)
 
 
 def test_the_last_step_is_dense_and_the_flops_follow(

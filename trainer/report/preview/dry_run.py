@@ -21,6 +21,7 @@ from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.recipe.encoding import Encoding
 from trainer.recipe.recipe import TrainRecipe
+from trainer.report.preview import choices
 from trainer.training import data_position, resume, validation
 from trainer.training import log as training_log
 from trainer.training.optim import adamw, schedule
@@ -149,6 +150,7 @@ def _stage(stage: data_stages.StageData, encoding: Encoding, needs: dict[str, An
         "first_step": stage.first_step,
         "steps": stage.num_steps,
         "skip": [list(window) for window in stage.skip],
+        **choices.of_stage(stage),
         "micro_batches_per_step": stage.plan.micro_batches_per_step,
         **data_stages.summary(stage),
         "shape_notes": data_checks.losses_of_shape(stage.plan, video_encoder(encoding.video), encoding.model),
@@ -220,14 +222,15 @@ def dry_run(
     stages, continuing = data_position.preview_resume(stages, recipe, origin or Origin(), settings)
     trained, frozen = parameters(recipe.model)
     needs = memory_of(stages, recipe, (trained, frozen))
-    encoding = recipe.encoding
+    encoding, averages = recipe.encoding, 4 * len(recipe.power_ema or ())
     return {
         "name": recipe.name,
         "output": str(recipe.output),
         "resume": continuing,
+        **choices.of_run(recipe),
         "parameters": trained + frozen,
         "trained_parameters": trained,
-        "weights_and_optimizer_bytes": trained * TRAINED_BYTES + frozen * FROZEN_BYTES,
+        "weights_and_optimizer_bytes": trained * (TRAINED_BYTES + averages) + frozen * FROZEN_BYTES,
         "steps": stages[-1].first_step + stages[-1].num_steps,
         "stages": [_stage(stage, encoding, found) for stage, found in zip(stages, needs, strict=True)],
         "validation": _validation(
@@ -286,6 +289,7 @@ def to_text(report: dict[str, Any]) -> str:
         f"model: {report['parameters']:,} parameters, {report['trained_parameters']:,} trained; with "
         f"gradients, optimizer and average {report['weights_and_optimizer_bytes'] / 1e9:.3g} GB",
     ]
+    lines.append(choices.run_line(report))
     if continuing := report["resume"]:
         lines += _continuing_as_text(continuing)
     for stage in report["stages"]:
@@ -311,6 +315,7 @@ def to_text(report: dict[str, Any]) -> str:
                 first, last = note["data_steps"]
                 steps = f"all of its data steps, {first:,} to {last:,}, are skipped"
                 lines.append(f"  {note['phase']} is not read: {steps}")
+        lines += choices.stage_lines(stage)
         if stage["skip"]:
             windows = ", ".join(f"{first:,} to {last:,}" for first, last in stage["skip"])
             lines.append(f"  not read: the data steps {windows}")
