@@ -127,8 +127,8 @@ def inputs(shape: Shape, count: int) -> dict[str, Tensor]:
 
 def with_captions(batch: dict[str, Tensor], lengths: list[int], packed: bool) -> dict[str, Any]:
     """Return the micro-batch with captions of `lengths`: given (`packed`), or as a mask alone."""
-    places = torch.arange(TEXT_TOKENS, device="cuda")
-    mask = places < torch.tensor(lengths, device="cuda")[:, None]
+    device = batch["x"].device
+    mask = torch.arange(TEXT_TOKENS, device=device) < torch.tensor(lengths, device=device)[:, None]
     return {**batch, "mask": mask, **({"text_lengths": lengths} if packed else {})}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from tests.trainer.shards_for_tests import make_shards, smoke
 from trainer.model import power_average
+from trainer.recipe import recipe as recipes
 from trainer.run_folder.checkpoint import checkpoint, convert, convert_command, parts
 from trainer.train import train
 from trainer.training.state import Origin
@@ -36,13 +38,13 @@ def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def directly(run: Path, width: float) -> dict[str, Tensor]:
-    """Return the average of the weights after each of the six updates, by the update rule."""
+def directly(run: Path, width: float, steps: Sequence[int] = range(1, 7)) -> dict[str, Tensor]:
+    """Return the average of the weights after each of the updates `steps`, by the update rule."""
     gamma = power_average.exponent(width)
     average: dict[str, Tensor] = {}
-    for number in range(1, 7):
+    for number, step in enumerate(steps, start=1):
         beta = power_average.decay(gamma, number)
-        for name, value in checkpoint.read_part(run / f"step-{number:08d}", "model").items():
+        for name, value in checkpoint.read_part(run / f"step-{step:08d}", "model").items():
             kept = average.get(name, torch.zeros_like(value, dtype=torch.float64))
             average[name] = beta * kept + (1 - beta) * value.double()
     return average
@@ -78,6 +80,25 @@ def test_a_resumed_run_holds_the_averages_of_one_that_never_stopped(
     for part in ("power_ema_narrow", "power_ema_wide", "ema", "model"):
         one, other = (parts.read_part_tensors(folder / "step-00000006" / part) for folder in (run, half))
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_stage_that_takes_weights_alone_begins_its_averages_anew(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = recipes.to_json(smoke(shards, tmp_path / "run", *ON, "stages.0.steps=3"))
+    (first,) = document["stages"]
+    document["stages"].append(first | {"name": "second", "carry_over": "weights"})
+    train(recipes.from_saved(document))
+
+    words = ["export", str(tmp_path / "run"), str(tmp_path / "out"), "--ema", "0.07", "--json"]
+    assert convert_command.main(words) == 0
+
+    assert json.loads(capsys.readouterr().out)["ema"]["checkpoints"] == [
+        f"step-{step:08d}" for step in (4, 5, 6)
+    ]
+    made, expected = convert.read_open_sora(tmp_path / "out"), directly(tmp_path / "run", 0.07, (4, 5, 6))
+    for name, value in expected.items():
+        torch.testing.assert_close(made[name].double(), value, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_a_damaged_average_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
