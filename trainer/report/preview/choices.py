@@ -1,4 +1,4 @@
-"""What a run computes with, for `--dry-run`: precision, averages, optimizer, routing, captions."""
+"""List what a run computes with, for `--dry-run`: precision, optimizer, routing."""
 
 import math
 from collections.abc import Mapping
