@@ -1,4 +1,4 @@
-"""Tables of the projected speedrun for docs/speed.md, from the kept rows: hours, sources, imbalance."""
+"""Make the tables of the projected speedrun for docs/speed.md."""
 
 from collections.abc import Callable
 

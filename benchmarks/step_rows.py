@@ -1,4 +1,4 @@
-"""Rows of the measured training steps: each form beside the form that it is compared with."""
+"""Make the rows of measured steps: each form beside its peer."""
 
 from collections.abc import Mapping, Sequence
 

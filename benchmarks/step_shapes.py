@@ -1,4 +1,4 @@
-"""Shapes of the measured training steps: latent, published batch, micro-batches, goal, captions."""
+"""Shapes of the measured steps: latent, batch, micro-batches, goal, captions."""
 
 from dataclasses import dataclass
 

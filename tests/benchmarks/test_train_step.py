@@ -27,7 +27,7 @@ class NoMeter:
 
 @pytest.fixture
 def steps(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Stand in for the GPU: the batches of each step, and whether its blocks are of float8."""
+    """Replace the GPU: return the batches of each step, and whether its blocks are of float8."""
     seen: list[Any] = []
 
     def timed_step(model: Any, _: Any, batches: list[dict[str, Any]]) -> tuple[float, float, float]:
