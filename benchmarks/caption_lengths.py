@@ -1,4 +1,4 @@
-"""Count T5 tokens of captions: the mean that a trainer reads, and the spread."""
+"""Count T5 tokens of captions: the mean that a trainer reads, and the spread.
 
     python benchmarks/caption_lengths.py TOKENIZER NAME=FILE ... [--keep]
     python benchmarks/caption_lengths.py build/t5 dense=build/dense_captions.parquet --keep

@@ -1,4 +1,4 @@
-"""Choose the share of the predicted rate that a kept real run reached."""
+"""Choose the share of the predicted rate that a kept real run reached.
 
 benchmarks/mixture.py keeps one file for each number of GPUs and for float8: `mixture_h200.json`,
 `mixture_2xh200.json`, `mixture_h200_float8.json`. The rule: of a precision's files the one with the newest

@@ -1,4 +1,4 @@
-"""Write the tables of docs/track.md from the runs kept in track_records."""
+"""Write the tables of docs/track.md from the runs kept in track_records.
 
     python benchmarks/track_table.py --enter FILE         # keep what benchmarks/track_arms.py wrote
     python benchmarks/track_table.py --enter FILE --alone # and drop what was kept before
