@@ -36,10 +36,16 @@ def _load(tokenizer: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0].rstrip(": ") if str(error) else type(error).__name__
+        advice = (
+            "Give a folder that holds spiece.model with config.json, or tokenizer.json, or a name on the hub "
+            "such as google/t5-v1_1-xxl."
+        )
+        if (Path(tokenizer) / "spiece.model").is_file() and not (Path(tokenizer) / "config.json").is_file():
+            # transformers takes the kind of tokenizer from config.json where tokenizer_config.json lacks it
+            advice = "Put the encoder's config.json beside spiece.model."
         raise InputError(
-            f"t5_tokenizer {tokenizer}: transformers cannot load it ({reason}). Give a folder that holds "
-            "spiece.model or tokenizer.json, or a name on the hub such as google/t5-v1_1-xxl."
+            f"t5_tokenizer {tokenizer}: transformers cannot load it ({reason}). {advice}"
         ) from error
 
 
