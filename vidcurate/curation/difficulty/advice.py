@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vidcurate.curation.difficulty.jumps import TAIL, Jump
+from vidcurate.curation.difficulty.jumps import MIN_CLIPS, TAIL, Jump
 from vidcurate.curation.difficulty.spec import SplitSpec
 
 Floats = NDArray[np.float64]
@@ -60,6 +60,8 @@ def increments(found: Jump, spec: SplitSpec) -> int:
 
 
 def _because(found: Jump, spec: SplitSpec) -> str:
+    if found.ks_distance <= found.ks_noise:
+        return f"chance alone explains the jump in {found.column}"
     if found.column == spec.column and found.effect_size is not None:
         return f"the mean of {found.column} moves {found.effect_size:.2f} deviations"
     return f"{found.column} shifts by a KS distance of {found.ks_distance:.2f}"
@@ -69,6 +71,12 @@ def ramps(jumps: Sequence[Jump], train_clips: dict[int, int], spec: SplitSpec) -
     """Return the ramp into each level but the first; `train_clips` is level → clips of its train fold."""
     made = []
     for to_level in sorted({found.to_level for found in jumps}):
+        if _fewest(train_clips, to_level) < MIN_CLIPS:
+            too_few = f"levels of fewer than {MIN_CLIPS} clips say nothing"
+            made.append(
+                Ramp(from_level=to_level - 1, to_level=to_level, increments=1, steps=0, because=too_few)
+            )
+            continue
         here = [found for found in jumps if found.to_level == to_level]
         worst = max(here, key=lambda found: increments(found, spec))  # on a tie the first: the difficulty
         count = increments(worst, spec)
@@ -84,6 +92,20 @@ def ramps(jumps: Sequence[Jump], train_clips: dict[int, int], spec: SplitSpec) -
             )
         )
     return tuple(made)
+
+
+def _fewest(train_clips: dict[int, int], to_level: int) -> int:
+    return min(train_clips[to_level - 1], train_clips[to_level])
+
+
+def few_clips(train_clips: dict[int, int]) -> tuple[str, ...]:
+    """Return what small levels leave untold, as a sentence, () where all have enough clips."""
+    few = [level for level in sorted(train_clips) if train_clips[level] < MIN_CLIPS]
+    if not few or len(train_clips) == 1:
+        return ()
+    named = f"level {few[0]}" if len(few) == 1 else f"levels {', '.join(map(str, few))}"
+    verb = "has" if len(few) == 1 else "have"
+    return (f"{named} {verb} fewer than {MIN_CLIPS} clips: no ramp is advised there. Set fewer levels.",)
 
 
 def tail(values: Floats) -> Tail | None:

@@ -11,7 +11,7 @@ from vidcurate.curation.difficulty.spec import SplitSpec
 
 Floats = NDArray[np.float64]
 TAIL = 0.99
-MIN_CLIPS = 10  # fewest clips of either level for a warning: of fewer, single clips decide every figure
+MIN_CLIPS = 10  # fewest clips of either level for a figure or a warning: of fewer, single clips decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class Jump:
 def jump(column: str, low: Floats, high: Floats, spec: SplitSpec, from_level: int) -> Jump:
     """Measure the jump from the values `low` to `high` (level `from_level` + 1).
 
-    effect_size: difference of means over the pooled standard deviation (Cohen's d; None where neither level
-    has a spread). ks_distance: the largest distance of the two cumulative distributions. tail_ratio: the 99 %
-    quantile of `high` over that of `low` (None where that is 0). ks_noise: Smirnov's 5 % limit for samples of
-    these sizes.
+    With fewer than MIN_CLIPS on either side effect_size and tail_ratio are None. effect_size: difference of
+    means over the pooled standard deviation (Cohen's d; None where neither level has a spread). ks_distance:
+    the largest distance of the two cumulative distributions. tail_ratio: the 99 % quantile of `high` over
+    that of `low` (None where that is 0). ks_noise: Smirnov's 5 % limit for samples of these sizes.
     """
     freedom = max(len(low) + len(high) - 2, 1)
     squares = np.sum((low - low.mean()) ** 2) + np.sum((high - high.mean()) ** 2)
@@ -46,17 +46,18 @@ def jump(column: str, low: Floats, high: Floats, spec: SplitSpec, from_level: in
     below = [np.searchsorted(np.sort(part), every, side="right") / len(part) for part in (low, high)]
     distance = float(np.max(np.abs(below[0] - below[1])))
     tails = [float(np.quantile(part, TAIL)) for part in (low, high)]
+    is_enough = min(len(low), len(high)) >= MIN_CLIPS
     found = Jump(
         column=column,
         from_level=from_level,
         to_level=from_level + 1,
-        effect_size=float(high.mean() - low.mean()) / pooled if pooled > 0 else None,
+        effect_size=float(high.mean() - low.mean()) / pooled if is_enough and pooled > 0 else None,
         ks_distance=distance,
         ks_noise=float(1.358 * np.sqrt(1 / len(low) + 1 / len(high))),
-        tail_ratio=tails[1] / tails[0] if tails[0] > 0 else None,
+        tail_ratio=tails[1] / tails[0] if is_enough and tails[0] > 0 else None,
         warning=None,
     )
-    is_sure = min(len(low), len(high)) >= MIN_CLIPS and found.ks_distance > found.ks_noise
+    is_sure = is_enough and found.ks_distance > found.ks_noise
     return Jump(**{**asdict(found), "warning": _warning(found, spec) if is_sure else None})
 
 

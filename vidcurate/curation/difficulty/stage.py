@@ -268,6 +268,7 @@ def _measured(
         warnings=tuple(found.warning for found in jumps if found.warning),
         advice=(
             *advice.texts(ramps, tail, to_ratio, spec),
+            *advice.few_clips(train_clips),
             *advice.empty_validation(draws, spec.validation_fraction),
         ),
         up_to_date=False,

@@ -46,9 +46,8 @@ def check_index(
         elif header.num_frames != counted and header.container != "avi":
             found["header_count_differs"] = words
     if index.num_leading:
-        found["open_gop_start"] = (
-            f"{index.num_leading} pictures refer to others before the file's start; players leave them out"
-        )
+        count = _counted(index.num_leading, "picture")
+        found["open_gop_start"] = f"{count} with references before the file's start; no player shows them"
     if bounds.second_movie_at is not None:
         found["several_movies"] = f"another movie begins at byte {bounds.second_movie_at}"
     if header.container.endswith("_pipe") or header.container == "image2":
@@ -56,9 +55,11 @@ def check_index(
     elif not index.has_times:
         found["no_timestamps"] = "the packets have no times, or are one tick apart"
     if index.num_missing_frames:
-        found["timestamp_gaps"] = f"{index.num_missing_frames} frames are missing between the others"
+        found["timestamp_gaps"] = f"{_counted(index.num_missing_frames, 'frame')} missing between the others"
     if index.num_repeated_times:
-        found["timestamp_repeats"] = f"{index.num_repeated_times} frames are shown at the time of another"
+        found["timestamp_repeats"] = (
+            f"{_counted(index.num_repeated_times, 'frame')} shown at the time of another"
+        )
     if index.has_times:
         _check_durations(found, header, index, bounds)
 
@@ -99,10 +100,10 @@ def check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, ke
     damaged = found.num_corrupt_frames + found.num_undecodable_packets
     if found.num_damaged_packets:
         findings["damaged_packets"] = (
-            f"{found.num_damaged_packets} damaged packets, first {found.first_packet}"
+            f"{_counted(found.num_damaged_packets, 'damaged packet')}, first {found.first_packet}"
         )
     if damaged:
-        findings["damaged_frames"] = f"{damaged} damaged frames, first {found.first_frame}"
+        findings["damaged_frames"] = f"{_counted(damaged, 'damaged frame')}, first {found.first_frame}"
     if found.read_error:
         findings["damaged_container"] = (
             f"reading stopped after {found.num_packets} packets ({found.read_error})"
@@ -124,8 +125,11 @@ def check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, ke
 
 
 def complaints(lines: list[str]) -> str:
-    count = f"{len(lines)} complaint{'' if len(lines) == 1 else 's'}"
-    return f"{count}, first {lines[0]}"
+    return f"{_counted(len(lines), 'complaint')}, first {lines[0]}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def check_complaints(
@@ -147,6 +151,6 @@ def check_complaints(
     if of_sound or facts.get("num_corrupt_audio_packets"):
         count = facts.get("num_corrupt_audio_packets", 0)
         first = f"first {of_sound[0]}" if of_sound else "the decoder says no more"
-        findings["damaged_audio"] = f"{count} packets of sound do not decode, {first}"
+        findings["damaged_audio"] = f"{_counted(count, 'packet')} of sound not decoded, {first}"
     if others and "damaged_frames" not in findings and "damaged_packets" not in findings:
         findings["decoder_complaints"] = complaints(others)

@@ -164,12 +164,16 @@ def _as_text(values: histogram.Values, unit: str) -> str:
     values = values[np.isfinite(values)]
     if not values.size:
         return "nothing kept"
+    # Of fewer than twenty clips 90 % is all but none, or all but one.
+    is_few = values.size < 20
     # A count has no half: for whole numbers the quantiles are values that a clip has.
     method: Literal["nearest", "linear"] = "nearest" if (values == np.round(values)).all() else "linear"
     low, middle, high = (
-        svg.shown(float(np.quantile(values, share, method=method))) for share in (0.05, 0.5, 0.95)
+        svg.shown(float(np.quantile(values, share, method=method)))
+        for share in ((0.0, 0.5, 1.0) if is_few else (0.05, 0.5, 0.95))
     )
-    return f"kept: median {middle}{f' {unit}' if unit else ''}, 90 % within {low} to {high}"
+    share_within = "all" if is_few else "90 %"
+    return f"kept: median {middle}{f' {unit}' if unit else ''}, {share_within} within {low} to {high}"
 
 
 def measure_as_text(column: str) -> str:

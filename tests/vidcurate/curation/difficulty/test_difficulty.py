@@ -198,14 +198,21 @@ def test_no_source_is_in_both_folds_and_growing_data_moves_none(tmp_path: Path) 
 
 
 def test_the_jump_has_the_values_of_its_formulas() -> None:
-    low, high = np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, 8.0])
+    low, high = np.array([1.0, 2.0, 3.0] * 4), np.array([3.0, 4.0, 8.0] * 4)
 
     found = jumps.jump("noun_count", low, high, SplitSpec(), 1)
 
-    assert found.effect_size == pytest.approx(3 / np.sqrt((2 + 14) / 4))
+    assert found.effect_size == pytest.approx(3 / np.sqrt(4 * (2 + 14) / 22))
     assert found.ks_distance == pytest.approx(2 / 3)
-    assert found.tail_ratio == pytest.approx(7.92 / 2.98)
-    assert found.warning is None  # of three clips, single ones decide every figure
+    assert found.tail_ratio == pytest.approx(8 / 3)
+
+
+def test_of_a_few_clips_no_figure_is_made() -> None:
+    low, high = np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, 8.0])
+
+    for pair in ((low, high), (low, np.repeat(high, 40)), (np.repeat(low, 40), high)):
+        found = jumps.jump("noun_count", *pair, SplitSpec(), 1)
+        assert (found.effect_size, found.tail_ratio, found.warning) == (None, None, None)
 
 
 def test_a_jump_is_a_warning_from_ten_clips_on() -> None:

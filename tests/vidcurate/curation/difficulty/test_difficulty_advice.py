@@ -93,7 +93,7 @@ def test_each_increment_of_a_ramp_moves_as_little_as_promised(data: st.DataObjec
     high = rng.normal(data.draw(st.floats(0.2, 4)), data.draw(st.floats(0.5, 2)), count).round(3)
     spec = SplitSpec(column="difficulty")
     of_column = {name: jump(name, low, high, spec, 1) for name in ("difficulty", "num_frames")}
-    (ramp,) = advice.ramps(list(of_column.values()), {2: count}, spec)
+    (ramp,) = advice.ramps(list(of_column.values()), {1: count, 2: count}, spec)
     pooled = math.sqrt((low.var() * count + high.var() * count) / (2 * count - 2))
     every = np.unique(np.concatenate([low, high]))
     below = [np.searchsorted(np.sort(part), every, side="right") / count for part in (low, high)]
@@ -117,12 +117,26 @@ def test_a_shift_that_chance_makes_asks_for_no_ramp() -> None:
     assert advice.increments(found, SplitSpec()) == 1
 
 
+def test_levels_of_a_few_clips_get_no_ramp_and_one_sentence() -> None:
+    found = jump("noun_count", np.array([1.0, 2, 3] * 3), np.array([7.0, 8, 9] * 100), SplitSpec(), 1)
+
+    (ramp,) = advice.ramps([found], {1: 9, 2: 300}, SplitSpec())
+
+    assert (ramp.increments, ramp.steps) == (1, 0)
+    assert ramp.because == "levels of fewer than 10 clips say nothing"
+    assert advice.few_clips({1: 9, 2: 300}) == (
+        "level 1 has fewer than 10 clips: no ramp is advised there. Set fewer levels.",
+    )
+    assert advice.few_clips({1: 9, 2: 300, 3: 0})[0].startswith("levels 1, 3 have fewer than 10 clips")
+    assert advice.few_clips({1: 10, 2: 10}) == advice.few_clips({1: 3}) == ()
+
+
 def test_a_ramp_lasts_its_increments_and_no_longer_than_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     found = jump("noun_count", np.array([1.0, 2, 3] * 100), np.array([4.0, 5, 6] * 100), SplitSpec(), 1)
     assert found.effect_size == pytest.approx(3.67, abs=0.01)
 
     def ramp(clips: int, **settings_: int) -> advice.Ramp:
-        return advice.ramps([found], {2: clips}, SplitSpec(**settings_))[0]  # type: ignore[arg-type]
+        return advice.ramps([found], {1: 300, 2: clips}, SplitSpec(**settings_))[0]  # type: ignore[arg-type]
 
     assert (ramp(10**6).increments, ramp(10**6).steps) == (8, 7000)
     assert ramp(7_001).steps == 7000

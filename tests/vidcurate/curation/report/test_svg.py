@@ -193,7 +193,7 @@ def test_counts_have_no_half_labels() -> None:
     )
     assert labels(drawn)[-3:] == ["1", "2", "3"]
     assert distributions._as_text(np.array([1.0, 2.0, 2.0, 3.0]), "nouns") == (
-        "kept: median 2 nouns, 90 % within 1 to 3"
+        "kept: median 2 nouns, all within 1 to 3"
     )
 
 
