@@ -135,19 +135,21 @@ def _is_changed(measured: str, name: str) -> bool:
 
 
 @cache
-def age(measured: str, command: str) -> str:
-    """Return "" where the row's code is that of its commit, "code changed" where not, "?" where unknown."""
+def changes(measured: str, command: str) -> list[str] | None:
+    """Return the files of a row's code that do something else than at its commit; None where unknown."""
     commit_id = measured.rstrip("+")
     if not measured:
-        return "?"
+        return None
     changed = _git("diff", "--name-only", commit_id, "--", *code_of(command))
     if changed.returncode:
-        return "?"
-    return (
-        "code changed"
-        if any(_is_changed(commit_id, name) for name in changed.stdout.split("\n")[:-1])
-        else ""
-    )
+        return None
+    return [name for name in changed.stdout.split("\n")[:-1] if _is_changed(commit_id, name)]
+
+
+def age(measured: str, command: str) -> str:
+    """Return "" where the row's code is that of its commit, "code changed" where not, "?" where unknown."""
+    found = changes(measured, command)
+    return "?" if found is None else "code changed" if found else ""
 
 
 def row(

@@ -22,6 +22,8 @@ BLOCKS = {  # name: how the page marks its beginning and its end
     name: (f"<!-- {name}: python benchmarks/speed_page.py -->", f"<!-- end of {name} -->")
     for name in ("budget", "figures")
 }
+MARK = " †"
+WAITED = 0.97  # of the power limit; a step that computes all the time draws 98 to 99 %
 PROFILE = "step_profile_h200"
 
 
@@ -48,9 +50,20 @@ def beside_table(found: Figures) -> str:
     for shape in shapes(found):
         rows = [found.get(f"{shape}_{form}_tokens_per_s") for form in FORMS]
         if any(rows):
-            cells = [f"{row['value']:,.0f} ({row['ratio']:.3f})" if row else "" for row in rows]
+            cells = [
+                f"{row['value']:,.0f} ({row['ratio']:.3f}){MARK * waited(found, f'{shape}_{form}')}"
+                if row
+                else ""
+                for form, row in zip(FORMS, rows, strict=True)
+            ]
             lines.append([to_text(shape), f"{found[f'{shape}_tokens_per_s']['value']:,.0f}", *cells])
     return table(["tokens/s (ratio)", "bfloat16", *FORMS.values()], lines) if lines else ""
+
+
+def waited(found: Figures, metric: str) -> bool:
+    """Return whether the GPU drew less than WAITED of its power limit: the host held it back."""
+    watts, limit = found.get(f"{metric}_watts"), found.get("product_8192_watts")
+    return bool(watts and limit) and watts["value"] < WAITED * limit["peer_value"]
 
 
 def peers_of_forms(found: Figures) -> str:
@@ -131,9 +144,14 @@ def power_words(found: Figures) -> str:
 def beside_words(found: Figures) -> str:
     """Return the table of forms that are compared with another, and what it holds; or nothing."""
     lines = beside_table(found)
+    held = (
+        f"\n\n{MARK.strip()} The GPU drew less than {WAITED:.0%} of its power limit, as where it waits for "
+        "the host: a faster host may give more."
+    )
     return lines and (
         "With `precision: float8`, and with captions by their true lengths instead of 300 tokens to each "
         f"({READ}). Each ratio is of one GPU and one run: {peers_of_forms(found)}.\n\n{lines}"
+        f"{held if MARK in lines else ''}"
     )
 
 
@@ -208,6 +226,7 @@ def put(page: str, block: str, text: str) -> str:
 def main() -> None:
     steps, run = figures("train_step_h200"), figures("project_speedrun")
     some = next(iter(steps.values()))
+    has_waited = any(waited(steps, f"{shape}_{form}") for shape in shapes(steps) for form in FORMS)
     text = "\n\n".join(
         [
             f"One {some['hardware']}, measured {some['date']}:",
@@ -221,7 +240,7 @@ def main() -> None:
             "`python benchmarks/project_speedrun.py` prints it. Not in it: starts, validation, samples and "
             "networks between hosts.",
             run_table(run),
-            *filter(None, [captions_words(run, partial(figures, "caption_lengths"))]),
+            *filter(None, [captions_words(run, partial(figures, "caption_lengths"), has_waited)]),
             "Each part, and what it comes from:",
             sources_table(),
             "Round-robin → assigned by time:",

@@ -58,7 +58,7 @@ def run_table(found: Figures) -> str:
     )
 
 
-def captions_words(found: Figures, counted: Callable[[], Figures]) -> str:
+def captions_words(found: Figures, counted: Callable[[], Figures], has_waited: bool = False) -> str:
     """Return the projection with captions by their true lengths, and what it assumes of them; or nothing."""
     rows = [found.get(f"gpu_hours_ahead_48_ranks_{form}") for form in ("captions", "float8_captions")]
     lines = [
@@ -76,7 +76,9 @@ def captions_words(found: Figures, counted: Callable[[], Figures]) -> str:
         f"(`caption_lengths.json`, T5's tokenizer), and {TEXT_TOKENS} tokens for the clips that only stage 3 "
         f"has. One in ten is dropped and reads the null caption's {TEXT_TOKENS}; a mean below the "
         f"{READ_TOKENS} of the measured steps counts as {READ_TOKENS}. So a clip reads {read} tokens in the "
-        "three stages:\n\n" + table(["48 ranks, precomputed", "GPU hours", "bfloat16, 300 tokens"], lines)
+        "three stages:\n\n"
+        + table(["48 ranks, precomputed", "GPU hours", "bfloat16, 300 tokens"], lines)
+        + ("\n\nThe rates marked † above are in these hours and in float8's." if has_waited else "")
     )
 
 

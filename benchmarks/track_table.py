@@ -8,8 +8,8 @@
 An arm's times are those to its seed's AdamW loss; p is Welch's one-sided test on the logarithms of the
 seconds to the target, which is the mean of AdamW's final losses. Without p: a seed did not reach the target.
 Of the newest file with all four arms a second table says what each technique gave, alone and on top of the
-other. Each table names its day and the commit of its code; where the code has changed since, writing the
-tables marks the kept file, and its table says so.
+other. Each table names its day and the commit of its code; where the code that computes (COMPUTES) has
+changed since, writing the tables marks the kept file, and its table says so.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rows import RESULTS, age, commit
+from rows import RESULTS, changes, commit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.training.track.record import LIMIT_P, welch
@@ -34,6 +34,11 @@ BEGIN, END = "<!-- benchmarks/track_table.py writes from here -->", "<!-- to her
 BASE = "adamw"
 GOAL = 3.0  # times fewer seconds than AdamW to its loss, three seeds each
 COMMAND = "python benchmarks/track_arms.py"
+COMPUTES = (
+    "trainer/model/",
+    "trainer/training/",
+    "trainer/distributed/",
+)  # code that a run's figures rest on
 CHANGES = {
     "adamw": "the baseline: AdamW, all tokens",
     "muon": "Muon for the matrices of the blocks",
@@ -224,9 +229,11 @@ def main() -> None:
     paths = sorted(RECORDS.glob("arms-*.json"))
     records = [json.loads(path.read_text()) for path in paths]
     for path, kept in zip(paths, records, strict=True):
-        if age(kept.get("commit", ""), COMMAND) != "code changed" or kept.get("code_changed"):
+        found = changes(kept.get("commit", ""), COMMAND) or []
+        since = [name for name in found if name.startswith(COMPUTES)]
+        if not since or kept.get("code_changed"):
             continue
-        print(f"{path.name}: code changed since {kept['commit']}")
+        print(f"{path.name}: changed since {kept['commit']}: {', '.join(since)}")
         if not given.check:
             kept["code_changed"] = True
             write(path, kept)

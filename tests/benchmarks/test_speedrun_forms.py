@@ -133,6 +133,19 @@ def test_what_is_assumed_of_captions_has_a_table_apart(beside: Any) -> None:
     assert kept_form is None or kept_form["value"] > 0
 
 
+def test_a_rate_below_the_power_limit_is_marked(beside: Any) -> None:
+    page = beside("speed_page")
+    names = {"tokens_per_s": 60_000.0, "tflops": 400.0, "float8_tokens_per_s": 62_000.0}
+    found = {f"240p_102f_{name}": {"value": value, "ratio": 1.03, "peer": "fast", "date": "2026-01-01"}
+             for name, value in names.items()}  # fmt: skip
+    found["product_8192_watts"] = {"value": 690.0, "peer_value": 700.0}
+
+    for watts, is_marked in ((670.0, True), (690.0, False)):
+        found["240p_102f_float8_watts"] = {"value": watts}
+        text = page.beside_words(found)
+        assert ("62,000 (1.030) †" in text) == ("less than 97%" in text) == is_marked
+
+
 def test_captions_are_counted_as_a_model_reads_them(tmp_path: Path, beside: Any) -> None:
     module = beside("caption_lengths")
     path = tmp_path / "captions.csv"

@@ -1,6 +1,7 @@
 """The page shows the runs that are kept, and a technique enters with three seeds and a small p."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,35 @@ def test_a_table_says_that_its_code_has_changed_since(bench: Any) -> None:
 
     assert "changed since" not in bench.table(kept)[0]
     assert "code of abc1234, changed since: 400 steps" in bench.table({**kept, "code_changed": True})[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_marked"),
+    [
+        (["trainer/model/kernels/block.py"], True),
+        (["vidcurate/recipe/recipe.py", "benchmarks/track_arms.py"], False),
+        (None, False),  # the commit is not there
+    ],
+)
+def test_a_kept_file_is_marked_when_code_that_computes_has_changed(
+    bench: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: list[str] | None,
+    is_marked: bool,
+) -> None:
+    page, path = tmp_path / "track.md", tmp_path / "arms-some-400.json"
+    page.write_text(f"before\n{bench.BEGIN}\n{bench.END}\nafter\n")
+    path.write_text(json.dumps(made([0.4, 0.2, 0.1, 0.1])))
+    monkeypatch.setattr(bench, "RECORDS", tmp_path)
+    monkeypatch.setattr(bench, "PAGE", page)
+    monkeypatch.setattr(bench, "changes", lambda *_: changed)
+    monkeypatch.setattr(sys, "argv", ["track_table.py"])
+
+    bench.main()
+
+    assert ("changed since" in page.read_text()) == is_marked
+    assert json.loads(path.read_text()).get("code_changed", False) == is_marked
 
 
 def test_a_new_file_is_kept_with_its_commit_and_can_replace_the_others(
