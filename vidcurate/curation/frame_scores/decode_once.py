@@ -20,12 +20,14 @@ from vidcurate.curation.frame_scores.audio import Audio
 from vidcurate.curation.frame_scores.packet_hash import PacketHash
 from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, FrameView, Pixels
 from vidcurate.errors import MediaError
+from vidcurate.media import slow_gather
 from vidcurate.media.container import codec_of, opened, packets_of, reason_of
 from vidcurate.media.display_times import DisplayTimes
 from vidcurate.media.scale import quarter_turns_of
 from vidcurate.media.transcode import frame_rate, origin_seconds, seek_before
 
 cv2.setNumThreads(1)
+slow_gather.choose_scaler()
 _BRIGHTER_LEVELS = 16  # a frame so much brighter than all before shows what they hide
 _SMALL, _WHOLE = VideoReformatter(), VideoReformatter()
 

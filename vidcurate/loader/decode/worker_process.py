@@ -87,8 +87,9 @@ def main(descriptor: int, page: int, parent: int) -> None:
     die_with_parent(parent, poll=False)  # no thread: a closed socket ends this process too
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # write no core dump: a crash ends at once
     worker_heartbeat.start_work(page)
-    from vidcurate import media  # noqa: F401 - before gc.freeze
+    from vidcurate.media import slow_gather  # PyAV, before gc.freeze
 
+    slow_gather.choose_scaler()
     gc.collect()
     gc.freeze()
     gc.disable()
