@@ -57,6 +57,7 @@ def _look(
     frame: Any,
     seconds: float,
     size: tuple[int, int],
+    aspect: float,
     turns: int,
     is_detailed: bool,
     detailed_above: float,
@@ -70,7 +71,9 @@ def _look(
     brightness = cv2.mean(grey)[0]
     luma = None
     if is_detailed or brightness > detailed_above:
-        luma = _upright(_WHOLE.reformat(frame, format="gray", threads=1).to_ndarray(), turns)
+        width = max(1, round(frame.width * aspect))  # of square pixels
+        whole = _WHOLE.reformat(frame, width=width, format="gray", threads=1)
+        luma = _upright(whole.to_ndarray(), turns)
     return FrameView(
         seconds=seconds,
         bgr=bgr,
@@ -163,7 +166,7 @@ def _walk(
             if size is None:
                 size = _small_size(frame, aspect, short_side_px)
             last = seconds
-            look = _look(frame, seconds, size, turns, is_detailed, brightest + _BRIGHTER_LEVELS)
+            look = _look(frame, seconds, size, aspect, turns, is_detailed, brightest + _BRIGHTER_LEVELS)
             if look.luma is not None:
                 brightest = max(brightest, look.brightness)
             yield look

@@ -1,6 +1,7 @@
 """Twins share their hashes, strangers do not; a clip inside a file is scored as the clip cut out of it."""
 
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +309,18 @@ def test_a_clip_of_one_frame_gives_it_for_every_share(tmp_path: Path) -> None:
 
     assert len(sampled) == 5
     assert np.ptp(sampled, axis=0).max() == 0
+
+
+def test_the_bars_of_wide_pixels_are_said_as_displayed(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "clip.mp4"), "w") as container:
+        stream: Any = container.add_stream("libx264", rate=FPS)
+        stream.width, stream.height, stream.pix_fmt = 320, 240, "yuv420p"
+        stream.codec_context.sample_aspect_ratio = Fraction(3, 2)
+        for image in barred(panned(3, 1, num_frames=12, height=240, width=320), 20, 0, 30, 40):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
+
+    columns = measure(ClipFile(path=str(tmp_path / "clip.mp4")), FramesSpec())
+
+    found = [columns[f"letterbox_{side}_px"] for side in ("top", "bottom", "left", "right")]
+    assert np.abs(np.subtract(found, (20, 0, 45, 60))).max() <= 2
