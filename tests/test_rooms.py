@@ -27,7 +27,7 @@ ROOMS = {
     "vidcurate.media": "vidcurate.recipe vidcurate.storage",
     "trainer.health": "trainer.cli trainer.run_folder",
     "trainer.model.kernels": "trainer.model",
-    "trainer.model.encoders": "trainer.model trainer.model.kernels vidcurate.recipe",
+    "trainer.model.encoders": "trainer.model trainer.model.kernels vidcurate.recipe vidcurate.storage",
     "vidcurate.curation.caption_scores": "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe",
     "vidcurate.curation.dedup": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.recipe vidcurate.storage"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
+from vidcurate.storage.stored_zip import require_stored_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 WEIGHTS = (
@@ -106,6 +107,7 @@ def tensors_of(path: Path, *, key: str, shapes_alone: bool = False) -> dict[str,
                 shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
             return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         device = "meta" if shapes_alone else "cpu"
+        require_stored_file(path)
         state = torch.load(path, map_location=device, weights_only=True, mmap=shapes_alone)
     except Exception as error:  # safetensors and pickle raise classes of their own
         raise CheckpointError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]}).") from error

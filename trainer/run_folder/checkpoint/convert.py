@@ -24,6 +24,7 @@ from trainer.run_folder.checkpoint.pixart import state_shapes
 from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
 from vidcurate.recipe import removed_keys
 from vidcurate.storage import atomic_file
+from vidcurate.storage.stored_zip import require_stored_file
 
 CONFIG = "config.json"
 WHOLE = "model.safetensors"
@@ -77,6 +78,7 @@ def read_tensors(source: Path) -> dict[str, object]:
     try:
         if source.suffix == ".safetensors":
             return dict(load_file(source))
+        require_stored_file(source)
         loaded = torch.load(source, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{source}: cannot be read as weights ({_first_line(error)}).") from error

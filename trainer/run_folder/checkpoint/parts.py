@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -30,6 +30,7 @@ from trainer.distributed import mesh
 from trainer.distributed.mesh import World
 from trainer.run_folder.checkpoint.part_metadata import METADATA, read_metadata
 from vidcurate.errors import CheckpointError
+from vidcurate.storage import stored_zip
 
 # torch warns of this at every save in a world of one process, which is expected here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
@@ -78,12 +79,16 @@ class _Planner(DefaultSavePlanner):
 
 
 class _Reader(FileSystemReader):
-    """torch's reader, which unpickles `.metadata` without running code."""
+    """torch's reader, which unpickles `.metadata` without running code, and inflates no tensor."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         metadata = read_metadata(Path(self.path))
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
+
+    def _slice_file(self, file: Any, sinfo: _StorageInfo) -> Any:
+        stored_zip.require_stored(stored_zip.Slice(file, sinfo.offset, sinfo.length), sinfo.length)
+        return super()._slice_file(file, sinfo)
 
 
 def local_shards(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import torch
 
 from vidcurate.curation.model_scores.frames import Vectors, reason_of
 from vidcurate.errors import InputError
+from vidcurate.storage.stored_zip import require_stored_file
 
 SIZES = (768, 1024, 128, 64, 16, 1)
 _WEIGHT = re.compile(r"(?:.*\.)?(\d+)\.weight$")
@@ -29,6 +30,7 @@ class AestheticHead:
 
                 tensors = load_file(path)
             else:
+                require_stored_file(path)
                 tensors = torch.load(path, map_location="cpu", weights_only=True)
             tensors = {name: value.float() for name, value in tensors.items()}
         except Exception as error:  # torch raises many kinds for a file that is none of its own
