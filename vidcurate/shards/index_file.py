@@ -83,6 +83,10 @@ HASHED = {
     "content_hash": ("clip_id", "video_crc32c", "video_size", "caption"),
 }
 _OWN_KEY = b"own_columns"  # JSON: own column → its name in the metadata
+# Columns that every clip has a value of; in the others null stands for what is not known.
+_NEVER_NULL = {"sample_key", "clip_id", "fold", "level", "shard", "json_offset", "json_size"} | {
+    "json_crc32c", "video_offset", "video_size", "video_extension", "video_crc32c"
+}  # fmt: skip
 _MAY_BE_LEFT_OUT = ("text_offset", "text_size", "text_crc32c", "frame_map", "rendition")
 _DICTIONARIES = [name for name, (dtype, _) in COLUMNS.items() if dtype == _WORD]
 
@@ -225,6 +229,9 @@ def _in_one_chunk(table: Any, columns: list[str]) -> Any:
     schema = pa.schema([(name, _type_of(name, table.schema.field(name).type)) for name in columns])
     if table.num_rows == 0:  # no chunk to combine
         return pa.table([pa.array([], type=field.type) for field in schema], schema=schema)
+    for name in sorted(_NEVER_NULL & set(columns)):
+        if table.column(name).null_count:
+            raise ShardError(f"{INDEX_NAME}: a clip has no {name}. {AGAIN}")
     return table.select(columns).cast(schema).unify_dictionaries().combine_chunks()
 
 

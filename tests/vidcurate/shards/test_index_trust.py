@@ -167,3 +167,17 @@ def test_a_manifest_that_names_no_digest_is_refused(tmp_path: Path, text: str) -
 
     with pytest.raises(ShardError, match=r"manifest\.json: names no digest"):
         index.read_index(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["clip_id", "fold", "level", "shard", "video_offset", "json_size"])
+def test_a_clip_without_a_value_that_every_clip_has_is_refused(tmp_path: Path, column: str) -> None:
+    index_file.write_index(tmp_path, columns())
+    path = tmp_path / index_file.INDEX_NAME
+    table = pq.read_table(path)
+    kept = table.column(column).to_pylist()
+    values = pa.array([*kept[:7], None, *kept[8:]], type=table.schema.field(column).type)
+    place = table.schema.names.index(column)
+    pq.write_table(table.set_column(place, table.schema.field(column), values), path)
+
+    with pytest.raises(ShardError, match=f"a clip has no {column}"):
+        index_file.read_columns(tmp_path, [column])
