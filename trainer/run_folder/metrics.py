@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.run_folder.jsonl import EVENTS, record_event
+from trainer.run_folder.jsonl import EVENTS, append_line, record_event
 from vidcurate.errors import StorageError
 from vidcurate.storage import atomic_file
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
+DAMAGED_LINES = "damaged-lines.jsonl"
 
 # Keys that differ between two runs of the same recipe; all other values of a line are equal.
 CLOCK_KEYS = (
@@ -52,26 +53,58 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     Raises StorageError for a line that is no JSON object.
     """
-    if not path.exists():
-        return []
-    data = path.read_bytes()
-    lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
-    return [_object(path, number, line) for number, line in enumerate(lines, 1)]
+    found = []
+    for number, line in enumerate(_whole_lines(path), 1):
+        if (parsed := _parsed(line)) is None:
+            shown = line[:40].decode("utf-8", "replace")
+            raise StorageError(
+                f"{path}: line {number} is damaged ({shown!r}); remove it: sed -i {number}d {path}"
+            )
+        found.append(parsed)
+    return found
 
 
-def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def read_undamaged(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a JSONL file without damaged ones."""
+    return [parsed for line in _whole_lines(path) if (parsed := _parsed(line)) is not None]
+
+
+def set_aside_damaged_lines(run: Path) -> dict[str, list[int]]:
+    """Move damaged lines of a run's files to RUN/damaged-lines.jsonl; return file → numbers of the lines.
+
+    One damaged byte of a log must not end an unattended run. Raises StorageError.
+    """
+    found = {}
+    for name in (METRICS, VALIDATION, EVENTS):
+        kept, numbers = [], []
+        for number, line in enumerate(_whole_lines(run / name), 1):
+            if _parsed(line) is not None:
+                kept.append(line + b"\n")
+                continue
+            numbers.append(number)
+            text = line.decode("utf-8", "backslashreplace")
+            append_line(run / DAMAGED_LINES, {"file": name, "line": number, "text": text})
+        if numbers:
+            atomic_file.write_bytes(run / name, b"".join(kept))
+            found[name] = numbers
+    return found
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return a line's object; None for a damaged line."""
     try:
         found = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(
+        return None
+    is_good = isinstance(found, dict) and all(
         type(found.get(name, usual)) in kinds for name, (usual, kinds) in _KINDS.items()
-    ):
-        shown = line[:40].decode("utf-8", "replace")
-        raise StorageError(
-            f"{path}: line {number} is damaged ({shown!r}); remove it: sed -i {number}d {path}"
-        )
-    return found
+    )
+    return found if is_good else None
 
 
 def forget_after(run: Path, step: int) -> int:

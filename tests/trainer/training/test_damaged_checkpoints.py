@@ -1,5 +1,6 @@
 """A damaged checkpoint ends no run: a start falls back to the newest whole one, and says so."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers, smoke
 from tests.trainer.training.states import SHORT, same
 from trainer import __main__ as trainer_command
+from trainer.cluster.launch import bad_hosts
 from trainer.report.preview.dry_run import dry_run, to_text
 from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder import metrics
 from trainer.run_folder.checkpoint import checkpoint
 from trainer.train import train
 from vidcurate.errors import CheckpointError
@@ -47,6 +50,28 @@ def test_a_run_resumes_from_the_newest_whole_checkpoint(
     assert file in event["reason"]
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "is damaged" in line]
     assert line.endswith("Kept as damaged-step-00000004; resuming from step-00000002.")
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "events.jsonl"])
+def test_a_damaged_line_of_a_log_ends_no_run_and_is_kept(
+    shards: Path, short_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], file: str
+) -> None:
+    run = shutil.copytree(short_run, tmp_path / "run")
+    lines = (run / file).read_bytes().splitlines(keepends=True)
+    (run / file).write_bytes(b"".join([lines[0], b"\xff" + lines[1][1:], *lines[2:]]))
+
+    assert bad_hosts.seen(run).num_events == len(metrics.read_metrics(short_run / "events.jsonl")) - (
+        file == "events.jsonl"
+    )
+    assert train(smoke(shards, run, *LONGER)).step == 6
+
+    kept = json.loads((run / metrics.DAMAGED_LINES).read_text())
+    assert (kept["file"], kept["line"]) == (file, 2)
+    assert kept["text"][4:] + "\n" == lines[1][1:].decode()
+    (event,) = events(run, "lines_damaged")
+    assert (event["file"], event["lines"], event["kept_as"]) == (file, [2], metrics.DAMAGED_LINES)
+    assert f"{file}: 1 damaged lines, kept in" in capfd.readouterr().err
+    assert lines[0] in (run / file).read_bytes()
 
 
 def test_a_second_damaged_checkpoint_of_the_same_step_keeps_the_first(

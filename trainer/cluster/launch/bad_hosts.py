@@ -38,7 +38,7 @@ def seen(run: Path) -> Seen:
         preflight = None
     else:
         preflight = (facts.st_ino, facts.st_mtime_ns)
-    return Seen(preflight=preflight, num_events=len(metrics.read_metrics(run / jsonl.EVENTS)))
+    return Seen(preflight=preflight, num_events=len(metrics.read_undamaged(run / jsonl.EVENTS)))
 
 
 def bad_hosts(run: Path, ended: Ended, before: Seen) -> dict[str, str]:
@@ -97,7 +97,7 @@ def _said(ended: Ended) -> tuple[dict[str, str], dict[str, str]]:
 def _drained(run: Path, ended: Ended, before: Seen) -> dict[str, str]:
     """Return the hosts of the ranks that the guard called bad in this attempt."""
     # Ranks of an earlier attempt had other numbers.
-    for event in reversed(metrics.read_metrics(run / jsonl.EVENTS)[before.num_events :]):
+    for event in reversed(metrics.read_undamaged(run / jsonl.EVENTS)[before.num_events :]):
         if event["event"] == "guard" and event.get("action") == "drain":
             ranks = {rank for theirs in ended.ranks_of.values() for rank in theirs}
             said = sorted(ranks & set(event["verdict"]["ranks"]))
