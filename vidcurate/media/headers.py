@@ -17,6 +17,9 @@ from vidcurate.media.first_packets import first_packet_of, may_begin_open
 from vidcurate.media.packets import PacketIndex, index_of
 from vidcurate.storage.file_window import FileBytes
 
+# Brands of ISO files that hold a picture: HEIF (ISO/IEC 23008-12, annex E) and AVIF.
+_PICTURE_BRANDS = ("mif1", "heic", "heix", "avif")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
@@ -24,10 +27,10 @@ class Header:
 
     `width` and `height` are as displayed: the coded width times `sample_aspect_ratio` (a pixel's width over
     its height as coded), then the rotation. `codec` and `audio_codec` name codecs, `audio_decoder` the
-    decoder, which FFmpeg's messages name. `is_trimmed`: an edit
-    list hides frames that `num_frames` counts. `counts_shown_frames`: false there, for AVI, whose
-    `num_frames` counts frame times, dropped frames too, and where leading pictures may not decode. None means
-    that the header has no value.
+    decoder, which FFmpeg's messages name. `is_trimmed`: an edit list hides frames that `num_frames` counts.
+    `counts_shown_frames`: false there, for AVI, whose `num_frames` counts frame times, dropped frames too,
+    and where leading pictures may not decode. `is_picture`: the file is HEIF or AVIF. None means that the
+    header has no value.
     """
 
     container: str
@@ -43,6 +46,7 @@ class Header:
     num_frames: int | None
     is_trimmed: bool
     counts_shown_frames: bool
+    is_picture: bool
     duration_seconds: float | None
     audio_duration_seconds: float | None
     bit_rate: int | None
@@ -107,6 +111,7 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         num_frames=num_frames,
         is_trimmed=is_trimmed,
         counts_shown_frames=not (is_trimmed or family == "avi" or may_begin_open(path, container, stream)),
+        is_picture=container.metadata.get("major_brand") in _PICTURE_BRANDS,
         duration_seconds=duration or (container.duration / av.time_base if has_duration else None),
         audio_duration_seconds=_seconds(audio.duration, audio.time_base) if audio is not None else None,
         bit_rate=container.bit_rate or None,

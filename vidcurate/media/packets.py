@@ -27,6 +27,7 @@ from vidcurate.storage.file_window import FileBytes
 SEEKABLE = {"mov", "avi", "matroska", "flv"}
 # An AVI whose entries end before this share of its header's count has no index at its end.
 _LEASTINDEXED_SHARE = 0.95
+_FAST_CLOCK_OF_MP4 = 5000  # ticks/s, as its clock may be the rate of a slow-motion camera
 FAST_CLOCK = 500  # ticks/s; no clip of Matroska has a frame each tick of such a clock
 
 
@@ -81,7 +82,8 @@ def _from_entries(
         else:
             timestamps.append(entry.timestamp if shown is None else int(shown[number]))
             keys += entry.is_keyframe
-    return _index(timestamps, keys, base, end, num_hidden=hidden)
+    has_times = not _is_tick_by_tick(timestamps, base, "mov" if shown is not None else "")
+    return _index(timestamps, keys, base if has_times else None, end, num_hidden=hidden, has_times=has_times)
 
 
 def _is_shown(packet: Any, codec: str) -> bool:
@@ -116,13 +118,7 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
                 timestamps.append(stamp if stamp is not None else len(timestamps))
                 has_times = has_times and stamp is not None
                 keys += packet.is_keyframe
-    if (
-        family == "matroska"
-        and stream.time_base
-        and 1 / stream.time_base >= FAST_CLOCK
-        and len(timestamps) > 2
-    ):
-        has_times = has_times and float(np.median(np.diff(np.sort(timestamps)))) > 1
+    has_times = has_times and not _is_tick_by_tick(timestamps, stream.time_base, family)
     found = _index(timestamps, keys, stream.time_base if has_times else None, end, has_times=has_times)
     sounds = [spans[other.index] for other in container.streams.audio if other.index in spans]
     return replace(
@@ -135,6 +131,14 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
         file_end_seconds=None if stream.duration else max((end for _, end in spans.values()), default=None),
         audio_seconds=sounds[0][1] - sounds[0][0] if sounds and not stream.duration else None,
     )
+
+
+def _is_tick_by_tick(timestamps: list[int], base: Fraction | None, family: str) -> bool:
+    """Return whether a muxer that knew no times made the packets one tick of a fast clock apart."""
+    least = FAST_CLOCK if family == "matroska" else _FAST_CLOCK_OF_MP4
+    if family not in TIMED or not base or 1 / base < least or len(timestamps) < 3:
+        return False
+    return bool(np.median(np.diff(np.sort(timestamps))) <= 1)
 
 
 def _widen(spans: dict[int, tuple[float, float]], packet: Any) -> None:

@@ -79,8 +79,14 @@ def _mp4(data: FileBytes, check_sums: bool) -> Bounds:
     )
 
 
+_EBML = b"\x1aE\xdf\xa3"
+
+
 def _matroska(data: FileBytes, check_sums: bool) -> Bounds:
     walk = matroska.check_structure(data, check_sums=check_sums)
+    rest = data.size - walk.trailing_bytes
+    if walk.trailing_bytes > 4 and data[rest : rest + 4] == _EBML:
+        return Bounds(cut=walk.cut, broken=walk.broken, second_movie_at=rest)
     return Bounds(cut=walk.cut, broken=walk.broken, trailing_bytes=walk.trailing_bytes)
 
 
@@ -110,6 +116,8 @@ def _flv(data: FileBytes, check_sums: bool) -> Bounds:
     while position < size:
         if size - position < 11:
             return Bounds(cut=f"the last tag has {size - position} of 11 bytes of its head")
+        if data[position : position + 3] == b"FLV":
+            return Bounds(second_movie_at=position)
         if data[position] & 0x1F not in _FLV_TAGS:
             return Bounds(trailing_bytes=size - position)
         length = 11 + int.from_bytes(data[position + 1 : position + 4], "big")
@@ -198,7 +206,7 @@ def family_of(path: Path) -> str:
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip"):
         return "mov"
     for start, family in (
-        (b"\x1aE\xdf\xa3", "matroska"),
+        (_EBML, "matroska"),
         (b"RIFF", "avi"),
         (b"FLV", "flv"),
         (b"G", "mpegts"),

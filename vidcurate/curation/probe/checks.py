@@ -50,9 +50,10 @@ def check_index(
         found["open_gop_start"] = f"{count} with references before the file's start; no player shows them"
     if bounds.second_movie_at is not None:
         found["several_movies"] = f"another movie begins at byte {bounds.second_movie_at}"
-    if header.container.endswith("_pipe") or header.container == "image2":
+    is_picture = header.container.endswith("_pipe") or header.container == "image2" or header.is_picture
+    if is_picture and index.num_frames <= 1:
         found["still_image"] = f"the file is a picture ({header.codec})"
-    elif not index.has_times:
+    elif is_picture or not index.has_times:
         found["no_timestamps"] = "the packets have no times, or are one tick apart"
     if index.num_missing_frames:
         found["timestamp_gaps"] = f"{_counted(index.num_missing_frames, 'frame')} missing between the others"

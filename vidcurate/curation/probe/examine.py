@@ -173,7 +173,7 @@ def _index_columns(header: headers.Header, index: packets.PacketIndex, size_byte
     if not index.has_times and fps is not None and fps >= packets.FAST_CLOCK:
         fps = None  # guessed from the ticks
     duration = index.duration_seconds or header.duration_seconds
-    if not index.has_times and header.container == "matroska":  # its header adds up the ticks
+    if not index.has_times and header.container in ("matroska", "mov"):  # their headers add up the ticks
         duration = index.num_frames / fps if fps else None
     end = index.end_offset_bytes
     return {
