@@ -1,6 +1,6 @@
 """GPU hours of the speed run for equal dense validation loss: an extrapolation from the track.
 
-    python benchmarks/equal_quality.py benchmarks/track_records/arms-nvidia-h200.json [--keep]
+    python benchmarks/equal_quality.py benchmarks/track_records/arms-nvidia-h200-800.json [--keep]
 
 The track measures, of 40 M parameters, how many times fewer updates an arm needs to its seed's AdamW loss.
 The speed run's training hours (`project_speedrun.json`) are divided by that number and multiplied by what an
