@@ -18,14 +18,19 @@ from trainer.run_folder.checkpoint import checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 LONG = ("stages.0.steps=5000", "stages.0.checkpoint_every=1000", "sample=null", "loader.num_workers=0")
 
-# Send this process a Ctrl-C when the module of PYTHONINTERRUPT is imported.
+# Send this process a Ctrl-C when the module of PYTHONINTERRUPT is imported, while a class is made: there
+# Python 3.11 makes a RuntimeError of a KeyboardInterrupt.
 AT_IMPORT = """
 import os, signal, sys
+
+class Pressed:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.SIGINT)
 
 class Finder:
     def find_spec(self, name, path, target=None):
         if name == os.environ["PYTHONINTERRUPT"]:
-            os.kill(os.getpid(), signal.SIGINT)
+            type("Owner", (), {"pressed": Pressed()})
 
 if "trainer" in sys.orig_argv:
     sys.meta_path.insert(0, Finder())
@@ -42,6 +47,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ([str(TINY)], "pydantic"),
         ([str(TINY)], "torch"),
+        ([str(TINY)], "yaml"),
         (["launch", str(TINY)], "trainer.cluster.launch.supervisor"),
         (["inspect", "nowhere"], "trainer.report.preview.inspect_command"),
         (["report", "nowhere"], "trainer.report.page"),

@@ -7,12 +7,15 @@ import argparse
 import errno
 import gc
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from trainer.cli import exit_codes
@@ -49,6 +52,28 @@ def add_traceback(to: argparse.ArgumentParser) -> None:
     to.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
 
 
+def wrapped(text: str) -> str:
+    """Wrap the lines of an answer between words to the terminal's width; a file or a pipe gets them whole.
+
+    A terminal itself wraps within words and numbers.
+    """
+    width = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty():
+        return text
+    return "\n".join(
+        textwrap.fill(
+            line,
+            width,
+            subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if len(line) > width
+        else line
+        for line in text.split("\n")
+    )
+
+
 def run_short_command(act: Callable[[], None]) -> int:
     """Run a command and return its exit code: 0, or that of the project's error, printed as one line.
 
@@ -82,7 +107,7 @@ def run_long_command(
     With `given.traceback` this function raises the error itself.
     """
     try:
-        with interrupts(signal.default_int_handler):
+        with interrupts(_interrupt):
             code = act(given)
             sys.stdout.flush()
             return code
@@ -104,6 +129,16 @@ def end_at_once(number: int, frame: object) -> None:
     """End the process on Ctrl-C with one line: a signal handler for while nothing has been written yet."""
     os.write(2, f"{INTERRUPTED}\n".encode())
     os._exit(exit_codes.INTERRUPTED)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C: KeyboardInterrupt, and end at once in an import, which may alter the error."""
+    place = frame
+    while place is not None:
+        if place.f_globals.get("__name__") in ("importlib._bootstrap", "_frozen_importlib"):
+            end_at_once(number, frame)
+        place = place.f_back
+    signal.default_int_handler(number, frame)
 
 
 @contextmanager

@@ -54,9 +54,10 @@ class Pipeline(TyperGroup):
         """Run the command; Ctrl-C is one line and exit code 130."""
         try:
             interrupt.raise_from_here()
-            result = super().invoke(ctx)
-            interrupt.raise_deferred()
-            return result
+            try:
+                return super().invoke(ctx)
+            finally:
+                interrupt.raise_deferred()
         except KeyboardInterrupt:
             interrupt.end()
 

@@ -31,13 +31,13 @@ def ignoring(numbers: Iterable[int]) -> str:
 
 
 @contextmanager
-def group_signals_blocked() -> Iterator[None]:
-    """Block GROUP_SIGNALS in this thread; a child that starts inside inherits the block.
+def group_signals_blocked(numbers: Iterable[int] = GROUP_SIGNALS) -> Iterator[None]:
+    """Block these signals in this thread; a child that starts inside inherits the block.
 
     Otherwise a Ctrl-C while Python starts in the child, before its first line, prints a traceback. The
     parent's own signals arrive at the end of the block.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

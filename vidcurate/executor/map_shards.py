@@ -1,13 +1,16 @@
 """Map a function over shards in threads or processes; yield results as they end."""
 
+import signal
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
-from typing import TypeVar
+from multiprocessing import resource_tracker
+from typing import Any, TypeVar
 
 from joblib import Parallel, delayed
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
 from vidcurate.errors import ShardError
+from vidcurate.executor.child_processes import group_signals_blocked
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,6 +41,17 @@ def in_threads(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def started(pool: Parallel, calls: Iterable[Any]) -> Iterator[Any]:
+    """Return the results of the calls by a pool of processes that ignore Ctrl-C, while they start too.
+
+    This process handles it and kills them. The pool returns generators (`return_as`).
+    """
+    resource_tracker.ensure_running()  # its start unblocks the signals (Python 3.11)
+    with group_signals_blocked([signal.SIGINT]):
+        results: Iterator[Any] = pool(calls)
+    return results
+
+
 def in_processes(
     function: Callable[[T], R], tasks: Iterable[T], num_workers: int, *, doing: str
 ) -> Iterator[R]:
@@ -50,7 +64,7 @@ def in_processes(
         max_nbytes=None,
     )
     try:
-        yield from pool(delayed(function)(task) for task in tasks)
+        yield from started(pool, (delayed(function)(task) for task in tasks))
     except BrokenProcessPool as error:
         raise ShardError(
             f"a worker died while it {doing} (killed, out of memory, or a crash inside a decoder). "

@@ -78,19 +78,23 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("command", "function"),
     [
-        "vidcurate.cli.main:main",
-        "typer.core:parse_args",
-        "vidcurate.cli.common:invoke",
-        "polars.io.scan_options.cast_options:_default",  # polars calls it from Rust
+        ("inspect", "vidcurate.cli.main:main"),
+        ("inspect", "typer.core:parse_args"),
+        ("inspect", "vidcurate.cli.common:invoke"),
+        ("inspect", "polars.io.scan_options.cast_options:_default"),  # polars calls it from Rust
+        # while a class is made in an import of the command: Python makes a RuntimeError of the exception
+        ("what-if", "pydantic._internal._decorators:__set_name__"),
     ],
 )
-def test_ctrl_c_in_a_function_is_one_line(tmp_path: Path, run_folder: Path, function: str) -> None:
+def test_ctrl_c_in_a_function_is_one_line(
+    tmp_path: Path, run_folder: Path, command: str, function: str
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(AT_CALL)
 
     ended = subprocess.run(
-        [sys.executable, "-m", "vidcurate", "inspect", str(run_folder)],
+        [sys.executable, "-m", "vidcurate", command, str(run_folder)],
         env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONINTERRUPT": function},
         capture_output=True,
         text=True,
@@ -155,4 +159,58 @@ def test_ctrl_c_in_a_stage_and_in_its_starting_workers_is_one_line(tmp_path: Pat
     assert process.returncode == 130
     assert not (run / "probe.parquet").exists()
     again = subprocess.run([*command, "probe", str(run)], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+
+
+# Send the process group a Ctrl-C when a worker of joblib's pool imports its first module.
+AT_POOL = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "joblib.externals.loky":
+            os.killpg(os.getpgrp(), signal.SIGINT)
+
+if "joblib.externals.loky.backend.popen_loky_posix" in sys.orig_argv:
+    sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.fixture(scope="module")
+def probed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of demo clips that are probed and in shards."""
+    folder = tmp_path_factory.mktemp("probed")
+    demo_data_write.write_demo_data(folder / "data", clips=12)
+    table = [str(folder / "data/captions.csv"), "--videos", str(folder / "data/videos")]
+    run = str(folder / "run")
+    for words in (
+        ["ingest", *table, "--out", run],
+        ["probe", run],
+        ["score", run],
+        ["filter", run],
+        ["split-by-difficulty", run, "--levels", "1"],
+        ["build-shards", run, "--set", "max_clips=2"],
+    ):
+        subprocess.run([sys.executable, "-m", "vidcurate", *words], check=True, capture_output=True)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("words", ["build-shards RUN --out RUN/other --set max_clips=2", "verify RUN/shards"])
+def test_ctrl_c_in_a_starting_pool_is_one_line(tmp_path: Path, probed_run: Path, words: str) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AT_POOL)
+    command = [sys.executable, "-m", "vidcurate", *words.replace("RUN", str(probed_run)).split()]
+
+    ended = subprocess.run(
+        [*command, "--workers", "4"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        start_new_session=True,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, f"{INTERRUPTED}\n")
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr

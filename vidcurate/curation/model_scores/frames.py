@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vidcurate.curation.frame_scores.sample import read_sample
 from vidcurate.errors import MediaError
+from vidcurate.executor.map_shards import started
 from vidcurate.storage import download
 
 Frames = NDArray[np.uint8]
@@ -64,7 +65,9 @@ def _crashed(item: dict[str, Any]) -> dict[str, Any]:
 
 def _alone(look: Any, item: dict[str, Any]) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = Parallel(n_jobs=2)([delayed(look)(item)])[0]
+        found: dict[str, Any] = next(
+            started(Parallel(n_jobs=2, return_as="generator"), [delayed(look)(item)])
+        )
         return found
     except BrokenProcessPool:
         return _crashed(item)
@@ -85,7 +88,7 @@ def decoded(
     done = 0
     try:
         pool = Parallel(n_jobs=num_workers, return_as="generator", pre_dispatch=_AHEAD * num_workers)
-        for found in pool(delayed(look)(item) for item in items):
+        for found in started(pool, (delayed(look)(item) for item in items)):
             yield found
             done += 1
     except BrokenProcessPool:
