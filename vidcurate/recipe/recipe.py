@@ -97,16 +97,11 @@ def _in_document(path: Path_, document: Any) -> Path_:
         path = path[:-1]
     kept: list[str | int] = []
     for part in path[:-1]:
-        if isinstance(document, dict):
-            if part not in document:
-                continue
+        is_index = isinstance(document, list) and isinstance(part, int)
+        if is_index or (isinstance(document, dict) and part in document):
             document = document[part]
-        elif isinstance(document, list):
-            if not isinstance(part, int):
-                continue
-            document = document[part]
-        kept.append(part)
-    return (*kept, *path[-1:])
+            kept.append(part)
+    return (*kept, *path[-1:]) if isinstance(document, dict | list) else tuple(kept)
 
 
 def _shown(setting: str) -> str:
@@ -174,31 +169,40 @@ def _other_kind(document: dict[str, Any], model: type[BaseModel], where: str) ->
     return ""
 
 
+def _next_key(place: Any, words: list[str]) -> tuple[str | int, list[str]]:
+    """Return the key or index that the first words name, and the other words; a known key may have dots."""
+    if isinstance(place, list) and _NUMBER.fullmatch(words[0]):
+        return int(words[0]), words[1:]
+    dots = range(len(words), 1, -1) if isinstance(place, dict) else ()
+    count = next((count for count in dots if ".".join(words[:count]) in place), 1)
+    return ".".join(words[:count]), words[count:]
+
+
 def _override(document: dict[str, Any], setting: str) -> Path_:
-    """Apply one `a.b.0.c=value` to the raw document and return its path."""
+    """Apply one `a.b.0.c=value` to the raw document; return its path, or that of the first key it adds."""
     name, equals, text = setting.partition("=")
     if not equals or not name:
         raise RecipeError(f"{_shown(setting)}: write it as key=value, for example --set seed=7.")
-    path: list[str | int] = [int(part) if _NUMBER.fullmatch(part) else part for part in name.split(".")]
+    words, path, added = name.split("."), list[str | int](), tuple[str | int, ...]()
     place: Any = document
-    for number, part in enumerate(path[:-1]):
-        if isinstance(place, list):
-            if not isinstance(part, int) or part >= len(place):
-                raise RecipeError(
-                    f"{_shown(setting)}: {_dotted(path[:number])} has {len(place)}, counted from 0."
-                )
-            place = place[part]
-        elif isinstance(place, dict):
-            place = place.setdefault(str(part), {})
-        if not isinstance(place, (dict, list)):
+    while words:
+        part, words = _next_key(place, words)
+        path.append(part)
+        if isinstance(place, list) and not (isinstance(part, int) and part < len(place)):
+            raise RecipeError(f"{_shown(setting)}: {_dotted(path[:-1])} has {len(place)}, counted from 0.")
+        if not isinstance(place, dict | list):
             raise RecipeError(
-                f"{_shown(setting)}: {_dotted(path[: number + 1])} is a value, and has no settings inside."
+                f"{_shown(setting)}: {_dotted(path[:-1])} is a value, and has no settings inside."
             )
+        if isinstance(place, dict) and part not in place and not added:
+            added = tuple(path)
+        if words:
+            place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
     try:
-        place[path[-1] if isinstance(place, list) else str(path[-1])] = _plain(_value(text), _shown(setting))
-    except (ValueError, TypeError, IndexError) as error:
+        place[part] = _plain(_value(text), _shown(setting))
+    except (ValueError, TypeError) as error:
         raise RecipeError(f"{_shown(setting)}: cannot be applied ({str(error)[:200]}).") from error
-    return tuple(path)
+    return added or tuple(path)
 
 
 def _no_constant(name: str) -> float:

@@ -4,7 +4,7 @@ import time
 from typing import Self
 
 import pytest
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from vidcurate.errors import RecipeError
 from vidcurate.recipe import recipe
@@ -26,6 +26,7 @@ class Inner(Recipe):
 class Whole(Recipe):
     depth: int = 1
     inner: Inner = Inner()
+    sizes: dict[str, dict[str, tuple[float, int | tuple[int, int]]]] = Field(default_factory=dict)
 
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -145,14 +146,33 @@ def test_aliases_of_a_sane_size_are_read() -> None:
         (["depth=1", "depth=y"], '--set depth=y: depth is "y"'),
         (["inner.low=9"], "r.yaml:2: inner: low is 9 and high is 2; low must not be above high (with --set "),
         ([], 'r.yaml:1: depth is "file"'),
+        (["sizes.64px.8=[1, x]"], '--set sizes.64px.8=[1, x]: sizes.64px.8.1 is "x": '),
+        (
+            ["sizes.64px.0.56=[1, x]"],
+            '--set sizes.64px.0.56=[1, x]: sizes.64px.0.56.1 is "x": ',
+        ),
+        (["sizes.64px.0.57=[1, 2]"], "--set sizes.64px.0.57=[1, 2]: sizes.64px.0 is "),
+        (["iner.low=3"], "--set iner.low=3: iner is not a setting. Did you mean inner?"),
+        (["depth.x=3"], "--set depth.x=3: depth is a value, and has no settings inside."),
+        (["inner.names.0=a"], "--set inner.names.0=a: inner.names has 0, counted from 0."),
+        ([f"inner.names.{'9' * 5000}=a"], "--set inner.names.999"),
     ],
 )
 def test_an_error_of_a_set_names_the_option_and_not_a_line(settings: list[str], said: str) -> None:
-    text = "depth: 2\ninner: {high: 2}\n" if settings else "depth: file\n"
+    sizes = "{64px: {8: [1.0, 1], 0.56: [1.0, 1]}}"
+    text = f"depth: 2\ninner: {{high: 2, names: []}}\nsizes: {sizes}\n" if settings else "depth: file\n"
     with pytest.raises(RecipeError) as caught:
         recipe.parse(text, Whole, where="r.yaml", settings=settings)
 
     assert str(caught.value).startswith(said)
+
+
+def test_a_set_reaches_a_key_with_a_dot() -> None:
+    text = "sizes: {64px: {0.56: [1.0, 1]}}"
+
+    read = recipe.parse(text, Whole, settings=["sizes.64px.0.56=[0.5, 2]", "sizes.64px.8=[1, 3]"])
+
+    assert read.sizes == {"64px": {"0.56": (0.5, 2), "8": (1, 3)}}
 
 
 def test_an_error_of_several_keys_names_them_and_shows_no_json() -> None:

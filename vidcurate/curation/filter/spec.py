@@ -141,7 +141,7 @@ def as_limit(setting: str) -> str:
     if column not in NAMED:
         near = difflib.get_close_matches(column, NAMED, n=1, cutoff=0.5)
         hint = f"Did you mean {word}_{near[0]}?" if near else f"Write limits.{column}.{word}."
-        raise RecipeError(f"--set: {name} is not a setting. {hint}")
+        raise RecipeError(f"--set {setting}: {name} is not a setting. {hint}")
     return f"limits.{column}.{word}{equals}{value}"
 
 
