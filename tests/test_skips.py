@@ -1,6 +1,7 @@
 """The list of allowed skips is true, and a skip that is not on it fails a checked run."""
 
 import os
+import platform
 import subprocess
 import sys
 from fnmatch import fnmatchcase
@@ -49,6 +50,14 @@ def test_a_reason_is_allowed_only_for_its_tests() -> None:
     assert is_allowed("tests/a.py", "no moon here", entries)  # the whole file, at its import
     assert not is_allowed("tests/a.py::test_b", "no sun", entries)
     assert not is_allowed("tests/b.py::test_b", "no moon here", entries)
+
+
+def test_a_package_that_this_platform_gets_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason, entries = "triton is not installed on this platform", read_allowed()["machine"]
+    for system, machine, allowed in (("Linux", "x86_64", False), ("Linux", "aarch64", True)):
+        monkeypatch.setattr(platform, "system", lambda system=system: system)
+        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
+        assert is_allowed("tests/trainer/model/kernels/test_matmul.py", reason, entries) == allowed
 
 
 @pytest.mark.parametrize(
