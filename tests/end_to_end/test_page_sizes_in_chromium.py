@@ -62,13 +62,29 @@ CUT = """
 }).map((one) => one.outerHTML.slice(0, 200))
 """
 
+# Numbers in cells of tables that begin on one line and end on another.
+NUMBERS = r"""
+[...document.querySelectorAll('td, th, .moment')].filter((one) => one.checkVisibility()).flatMap((one) => {
+  const texts = document.createTreeWalker(one, NodeFilter.SHOW_TEXT), found = [];
+  while (texts.nextNode())
+    for (const match of texts.currentNode.data.matchAll(/(?<![\w-])\d[\d.,]*(e[+-]?\d+)?(?![\w-])/g)) {
+      const range = document.createRange();
+      range.setStart(texts.currentNode, match.index);
+      range.setEnd(texts.currentNode, match.index + match[0].length);
+      if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1)
+        found.push(match[0]);
+    }
+  return found;
+})
+"""
+
 
 @pytest.fixture(scope="module")
 def training(home: Path) -> Path:
     """A training run on the shards of the curation, with a report and a gallery."""
     run, videos = home / "run", home / "data" / "videos"
     run_build_shards(run, ShardSpec(), videos=videos, out=run / "shards")
-    more = ("stages.0.steps=8", "stages.0.clip_losses_every=1", "sample.every=4", "preflight.at_start=false")
+    more = ("stages.0.steps=16", "stages.0.clip_losses_every=1", "sample.every=4", "preflight.at_start=false")
     train(smoke(home / "run" / "shards", home / "train", *more))
     digest = {"event": "comet", "step": 3, "time": 1.0, "fingerprint": "0f" * 32, "words": "x" * 200}
     jsonl.append_line(home / "train" / jsonl.EVENTS, digest)
@@ -94,6 +110,7 @@ def test_no_page_scrolls_sideways_and_nothing_is_cut_off(
         assert browser.value("document.documentElement.scrollWidth <= innerWidth")
         assert browser.value(CUT) == []
         assert browser.value(TEXTS) == []
+        assert browser.value(NUMBERS) == []
     finally:
         browser.size(1200, 800)
 
@@ -137,6 +154,7 @@ def test_a_page_that_is_cut_off_would_be_seen(browser: Browser, tmp_path: Path) 
     page = tmp_path / "bad.html"
     page.write_text(
         "<table><tr><td><div style='width: 2000px'>wide</div></td></tr></table>"
+        "<table><tr><td style='width: 1px'>4.402e-05</td></tr></table>"
         "<svg viewBox='0 0 100 20'><text x='0' y='10'>one</text><text x='2' y='10'>two</text>"
         "<text x='95' y='10'>far too long</text></svg>"
     )
@@ -144,6 +162,7 @@ def test_a_page_that_is_cut_off_would_be_seen(browser: Browser, tmp_path: Path) 
     assert not browser.value("document.documentElement.scrollWidth <= innerWidth")
     assert len(browser.value(CUT)) == 1
     assert browser.value(TEXTS) == ["cut: far too long", "one over two"]
+    assert browser.value(NUMBERS) == ["4.402e-05"]
 
 
 def test_a_clip_plays_on_while_the_window_changes_its_size(browser: Browser, server: Server) -> None:

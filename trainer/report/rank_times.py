@@ -33,10 +33,15 @@ def _summary(found: Balance) -> str:
     )
 
 
+def _figure(value: float) -> str:
+    """Return a figure that no browser breaks at the hyphen of 1e-05."""
+    return f'<span class="n">{value:.4g}</span>'
+
+
 def _buckets(found: Balance) -> str:
     rows = "".join(
         f'<tr><th scope="row">{html.escape(one.bucket)}</th><td class="n">{one.micro_batches:,}</td>'
-        f'<td class="n">{one.predicted:.4g} {found.unit}</td><td class="n">{one.measured:.4g} s</td>'
+        f'<td class="n">{_figure(one.predicted)} {found.unit}</td><td class="n">{_figure(one.measured)} s</td>'
         f'<td class="n">{1 + one.off:.2f}</td><td>{"its cost is wrong" if abs(one.off) > OFF else ""}</td></tr>'
         for one in found.of_buckets
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.report import event_marks
+from trainer.report import event_marks, summary
 from trainer.run_folder import layout as run_folder_layout
 from vidcurate.curation.report import review_link
 from vidcurate.errors import StorageError
@@ -57,8 +57,8 @@ def anchor(href: str, words: str) -> str:
 
 
 def event_fact(name: str, value: Any, to: str | None) -> str:
-    """Return an event's fact as HTML: ids of clips are links where there is a page of links."""
-    words = event_marks.fact(value)
+    """Return an event's fact as HTML: a time in UTC, ids of clips as links where there is a page of links."""
+    words = f"{summary.moment(value)} UTC" if name == "process_began" else event_marks.fact(value)
     ids: Iterable[str] = [value] if isinstance(value, str) else value if isinstance(value, list) else ()
     if to is None or name not in ("clip_id", "clip_ids", "fallback") or not ids:
         return html.escape(words)
