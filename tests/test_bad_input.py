@@ -138,12 +138,7 @@ REQUESTS: dict[str, tuple[Callable[[Path], object] | None, str, int, str]] = {
         2,
         "no such folder of videos",
     ),
-    "an unknown setting": (
-        None,
-        "filter HOME/run --set min_heigth=3",
-        2,
-        "--set min_heigth=3: min_heigth is",
-    ),
+    "an unknown setting": (None, "filter HOME/run --set min_heigth=3", 2, "--set min_heigth=3: min_heig"),
     "a setting without a value": (None, "filter HOME/run --set min_height", 2, "write it as key=value"),
     "a setting of the wrong type": (
         None,

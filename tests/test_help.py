@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from trainer.__main__ import COMMANDS
+from trainer.cli import training_arguments
 
 HEAVY = ("av", "polars", "pyarrow", "torch")
 REPORT = f"print([name for name in {HEAVY} if name in sys.modules])"
@@ -32,3 +33,9 @@ def test_help_of_the_vidcurate_commands_loads_nothing_heavy(run_python: Callable
     )
     assert said.count("Usage: vidcurate ") > 20
     assert said.splitlines()[-1] == "[]"
+
+
+def test_the_help_of_the_trainer_names_every_command() -> None:
+    named = {line.split()[3] for line in training_arguments.EXAMPLE.splitlines() if "-m trainer " in line}
+
+    assert {*COMMANDS} <= named

@@ -82,7 +82,9 @@ def _run(arguments: argparse.Namespace) -> int:
     with outcome.missing_after_first_step(wanted.output):
         if arguments.dry_run:
             report = dry_run.dry_run(wanted, origin, arguments.settings)
-            print(json.dumps(report, indent=1) if arguments.json else dry_run.to_text(report))
+            print(
+                json.dumps(report, indent=1) if arguments.json else commands.wrapped(dry_run.to_text(report))
+            )
             if report["resume"] and report["resume"]["error"]:
                 raise StateError(report["resume"]["error"])
             return exit_codes.DONE

@@ -31,6 +31,11 @@ def printable(text: str) -> str:
     )
 
 
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """Return a count with its noun, such as `1 clip` or `2,000 clips`; `plural` is the noun's ending."""
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
 class VidcurateError(Exception):
     """Base of all errors: the work failed. The command line exits with `exit_code`."""
 

@@ -58,10 +58,10 @@ def test_a_node_that_fails_its_preflight_is_left_out_while_enough_are_left(
     assert "b: left out from now on (GPU 0 multiplies wrongly)" in reported
     if min_hosts is None:
         assert (code, last["event"], last["without_progress"]) == (0, "restart", 0)
-        assert "1 hosts, 1 ranks" in reported
+        assert "1 host, 1 rank" in reported
     else:
         assert (code, last["event"]) == (77, "gave_up")
-        assert last["reason"] == "1 hosts are left and 2 are needed."
+        assert last["reason"] == "1 host left, 2 needed."
 
 
 def test_the_rank_that_says_so_names_a_bad_host_and_another_becomes_the_master(
@@ -149,4 +149,4 @@ def test_a_number_of_ranks_that_the_recipe_cannot_take_ends_the_launch(
 
     assert over_ssh(cluster, tmp_path, [bad], A, B, fits=fits) == 77
 
-    assert log_file(tmp_path)[-1]["reason"].startswith("parallel.sharding 2 does not divide the 1 ranks")
+    assert log_file(tmp_path)[-1]["reason"].startswith("parallel.sharding 2 does not divide 1 rank")

@@ -87,6 +87,11 @@ def test_a_signal_lets_every_rank_of_two_hosts_save_and_leave(launches: Launches
     assert "SIGTERM: saved " in launched.text()
     assert "2 hosts, 2 ranks, master 127.0.0.1:" in launched.text()
     assert "SIGINT: every rank saves and leaves" in launched.text()
+    assert (
+        launched.text()
+        .rstrip()
+        .endswith("interrupted; the same command continues from the newest checkpoint")
+    )
     assert not any(map(is_alive, processes.values()))
     saved = (run / "LATEST").read_text().strip()
     assert numbers(run)[-1]["step"] == int(saved.removeprefix("step-"))

@@ -48,7 +48,7 @@ def test_a_host_whose_preflight_finds_a_wrong_product_is_left_out_and_the_run_en
     assert "error: bad node node-b: node-b rank 1: product: " in reported
     assert "b: left out from now on (rank 1: product: " in reported
     assert "2 hosts, 2 ranks" in reported
-    assert "1 hosts, 1 ranks" in reported
+    assert "1 host, 1 rank" in reported
     (excluded,) = events(run, "excluded")
     assert (excluded["host"], excluded["step"]) == ("b", 0)
     assert excluded["reason"].endswith("take its node out and have it looked at")

@@ -154,7 +154,7 @@ def test_a_node_that_is_bad_and_the_only_one_ends_the_launch(tmp_path: Path) -> 
     excluded, end = log_file(tmp_path)
     assert (excluded["event"], excluded["host"]) == ("excluded", "this host")
     assert excluded["reason"] == "a rank of it ended with 77"
-    assert (end["event"], end["reason"]) == ("gave_up", "0 hosts are left and 1 are needed.")
+    assert (end["event"], end["reason"]) == ("gave_up", "0 hosts left, 1 needed.")
 
 
 def test_a_bad_node_is_left_out_though_its_rank_was_killed_before_it_could_say_77(
@@ -202,17 +202,22 @@ def wait_of(run: Path, ranks: int) -> bool:
     return all((run / f"rank-{rank}-waits").exists() for rank in range(ranks))
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGTERM, "SIGTERM: no rank runs; the same command resumes from the newest checkpoint"),
+        (signal.SIGINT, "\ninterrupted; the same command continues from the newest checkpoint\n"),
+    ],
+)
 def test_a_signal_while_nothing_runs_ends_the_launch_as_saved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, said: str
 ) -> None:
-    signalled = when(signal.SIGTERM, (tmp_path / supervisor.LOG_FILE).exists)
+    signalled = when(number, (tmp_path / supervisor.LOG_FILE).exists)
 
     assert launch(tmp_path, [{"0": {"exit": 1}}], ranks=1, backoff_seconds=60.0) == 75
 
     signalled.join()
-    assert "SIGTERM: no rank runs; the same command resumes from the newest checkpoint" in (
-        capsys.readouterr().err
-    )
+    assert said in capsys.readouterr().err
 
 
 def test_the_save_signal_reaches_every_rank_as_itself(tmp_path: Path) -> None:

@@ -20,8 +20,10 @@ Other commands, each with its own --help:
   python -m trainer report       a run as one page
   python -m trainer cluster      status, health, dump, stop on all nodes
   python -m trainer experiment   run several trainings and compare them
+  python -m trainer track        measure the seconds to a target loss on generated clips
   python -m trainer plan         show which clips a step reads
   python -m trainer inspect      show what a run or a checkpoint holds
+  python -m trainer clips        show the clips of a step, a clip's losses; reject clips
   python -m trainer sample       generate clips from a checkpoint
   python -m trainer gallery      show generated clips as a page
   python -m trainer convert      read PixArt's and Open-Sora's weights, write a run's EMA

@@ -12,6 +12,7 @@ from typing import Any
 from trainer.cluster import node_tables
 from trainer.cluster.ask_nodes import Answer, ask_nodes
 from trainer.cluster.nodes import Node, Way
+from vidcurate.errors import counted
 
 MISSING = "look at the kernel's log for Xid 79, and reboot the node"
 
@@ -41,7 +42,7 @@ def _missing(answer: Answer, said: Sequence[Answer]) -> list[dict[str, Any]]:
     expected = max(usual if len(others) > 1 else 0, answer.node.slots or 0 if here or usual else 0)
     if here >= expected:
         return []
-    text = f"{node_tables.gpus(here)} where {expected} are expected"
+    text = f"{counted(here, 'GPU')} where {expected} are expected"
     return [{"gpu": None, "text": text, "action": "drain_node", "advice": MISSING}]
 
 
@@ -61,7 +62,7 @@ def to_text(answers: Sequence[Answer]) -> str:
         if document is None:
             lines += node_tables.wrapped(f"{answer.node.name}  bad: no answer: {answer.error}", "  ")
             continue
-        gpus = node_tables.gpus(document["num_gpus"])
+        gpus = counted(document["num_gpus"], "GPU")
         about = (
             f"{gpus}, {document['gpu_name']}, driver {document['driver']}" if document["num_gpus"] else gpus
         )

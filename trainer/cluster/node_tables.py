@@ -62,10 +62,6 @@ def figure(value: float | None, form: str = ",.0f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
-
-
 def silence(answer: Answer) -> list[str]:
     """Return the line of a node without an answer; a long reason continues below."""
     return wrapped(f"{answer.node.name}  no answer: {answer.error}", "  ")

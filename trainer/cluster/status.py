@@ -7,6 +7,7 @@ from typing import Any
 from trainer.cluster import compare, node_tables
 from trainer.cluster.ask_nodes import Answer, ask_nodes
 from trainer.cluster.nodes import Node, Way
+from vidcurate.errors import counted
 
 GIB = 1 << 30
 LATE_SECONDS = 60.0  # without progress; a shorter time may be a long step
@@ -40,7 +41,7 @@ def _node(name: str, document: dict[str, Any]) -> list[str]:
     machine = document["machine"]
     memory = machine["memory"]
     facts = [
-        node_tables.gpus(len(document["gpus"])),
+        counted(len(document["gpus"]), "GPU"),
         f"load {machine['load']:.1f} on {machine['cores']} cores",
         f"CPU {node_tables.figure(document['cpu_percent'])} %",
         f"memory {node_tables.size(memory['available_bytes'])} free"

@@ -17,7 +17,7 @@ from trainer.distributed import memory
 from trainer.distributed.memory import Form, Plan
 from trainer.distributed.step_time import Work
 from trainer.model.stdit import STDiT3, STDiT3Config
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 
 USED_SHARE = 0.92
 """usable share of a GPU's memory; the rest is for the allocator, NCCL and the libraries"""
@@ -100,7 +100,7 @@ def least(config: STDiT3Config, work: Work, form: Form, limit_bytes: float) -> P
     *_, last = memory.plans(config, form)
     needed = memory.peak_bytes(config, work, form, last)
     raise InputError(
-        f"a micro-batch of {work.clips} clips of {work.frames} x {work.places} tokens needs "
+        f"a micro-batch of {counted(work.clips, 'clip')} of {work.frames} x {work.places} tokens needs "
         f"{needed / 2**30:.1f} GiB with all blocks but the last recomputed, and the GPU has "
         f"{limit_bytes / 2**30:.1f} GiB for it; put fewer clips into a micro-batch of this bucket or shard "
         "the state (parallel.sharding=full)."

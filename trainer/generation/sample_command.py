@@ -5,12 +5,13 @@ The command imports torch only when it runs, so that --help and a wrong argument
 
 import argparse
 import itertools
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import commands
-from vidcurate.errors import InputError, StorageError, printable
+from vidcurate.errors import InputError, StorageError, VidcurateError, printable
 
 if TYPE_CHECKING:
     from trainer.model.encoders.registry import VideoSpec
@@ -92,7 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> None:
     with commands.loading():
+        import torch
+
         from trainer.generation import sample_clips
+        from trainer.model.encoders.registry import loss_of_sample
         from trainer.run_folder import sample_rounds
         from trainer.run_folder.checkpoint import checkpoint
 
@@ -107,8 +111,16 @@ def _run(given: argparse.Namespace) -> None:
     pipeline = sample_clips.pipeline_of(
         recipe.encoding, recipe.flow_of(sample_clips.stage_of(state, path)), recipe.dtype, model
     )
+    if note := loss_of_sample(recipe.video_encoder, spec.height, spec.width):
+        print(f"note: {note}", file=sys.stderr, flush=True)
     for entry in sample_rounds.entries(spec):
-        frames = sample_clips.sample_clip(pipeline, spec, entry)
+        try:
+            frames = sample_clips.sample_clip(pipeline, spec, entry)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise VidcurateError(
+                f"{spec.num_frames} frames of {spec.height} x {spec.width} px need more memory than is free; "
+                "give a smaller --size."
+            ) from error
         file = _new_file(folder, f"{before}{entry.file}")
         sample_clips.write_clip(file, frames, spec.fps)
         print(f"{file}  {printable(entry.prompt)}", flush=True)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from trainer.cli import commands
 from trainer.health.gpu import MIB, SMI_SECONDS, Hardware, concerns, read_gpus
 from trainer.health.xid_log import XidLog, read_xids
+from vidcurate.errors import counted
 
 
 def to_json(hardware: Hardware, log: XidLog) -> dict[str, object]:
@@ -27,7 +28,9 @@ def _figure(value: float | None, unit: str) -> str:
 
 def to_text(hardware: Hardware, log: XidLog) -> str:
     """Return the facts as people read them, a line a GPU."""
-    lines = [f"{hardware.host}: {len(hardware.gpus)} GPUs, driver {hardware.driver or 'not there'}"]
+    lines = [
+        f"{hardware.host}: {counted(len(hardware.gpus), 'GPU')}, driver {hardware.driver or 'not there'}"
+    ]
     for gpu in hardware.gpus:
         used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
         lines.append(
@@ -64,6 +67,6 @@ def main(words: Sequence[str]) -> int:
 
     def act() -> None:
         hardware, log = read_gpus(given.seconds), read_xids()
-        print(json.dumps(to_json(hardware, log)) if given.json else to_text(hardware, log))
+        print(json.dumps(to_json(hardware, log)) if given.json else commands.wrapped(to_text(hardware, log)))
 
     return commands.run_short_command(act)

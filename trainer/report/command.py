@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer.cli import commands
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 from vidcurate.storage import atomic_file
 
 PAGE = "report.html"
@@ -53,7 +53,7 @@ def _run(given: argparse.Namespace) -> None:
     for run, measured in zip(runs, balances, strict=True):
         found = run.ledger
         good = f", goodput {100 * found.goodput:.1f} % of {found.wall_seconds:,.0f} s" if found else ""
-        print(f"{run.name}: {len(run.lines):,} updates, {len(run.events):,} events{good}")
+        print(f"{run.name}: {counted(len(run.lines), 'update')}, {counted(len(run.events), 'event')}{good}")
         for line in to_text(measured) if measured else ():
             print(f"  {line}")
     print(out)

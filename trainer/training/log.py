@@ -24,6 +24,7 @@ from trainer.training.data_position import DataPosition
 from trainer.training.optim import schedule
 from trainer.training.state import StartReport, TrainState
 from trainer.training.step import Computed, StepContext
+from vidcurate.errors import counted
 from vidcurate.sampler import leave_out
 from vidcurate.storage import atomic_file
 
@@ -95,11 +96,11 @@ def start_as_text(proof: Mapping[str, Any], num_ranks: int) -> list[str]:
             f"{proof['optimizer_updates']:,} optimizer updates, {proof['ema_updates']:,} of the EMA"
         )
     if proof.get("saved_on_ranks", num_ranks) != num_ranks:
-        lines.append(f"saved on {proof['saved_on_ranks']} ranks, resumed on {num_ranks}")
+        lines.append(f"saved on {counted(proof['saved_on_ranks'], 'rank')}, resumed on {num_ranks}")
     if proof.get("lr_before") is not None and proof.get("lr_after") is not None:
         lines.append(f"learning rate {proof['lr_before']:.3g}, then {proof['lr_after']:.3g}")
     if proof.get("repeated_steps"):
-        lines.append(f"{proof['repeated_steps']:,} steps after the checkpoint are made again")
+        lines.append(f"made again: {counted(proof['repeated_steps'], 'step')} after the checkpoint")
     lines += [f"{key}: {before} → {after}" for key, (before, after) in proof["changed"].items()]
     if proof["next_clip_ids"]:
         lines.append(f"next clips: {', '.join(proof['next_clip_ids'])}")
@@ -113,13 +114,13 @@ def note_as_text(note: Mapping[str, Any]) -> str:
     match note:
         case {"event": "small_cell", "cell": cell, "clips": clips, "micro_batch_size": size}:
             asked = note["micro_batch_size_asked"]
-            return f"{cell} has {clips:,} clips, so its micro-batches have {size} instead of {asked}"
+            return f"{cell} has {counted(clips, 'clip')}, so its micro-batches have {size} instead of {asked}"
         case {"event": "merged_cell", "cell": cell, "clips": clips, "into": into}:
             return f"{cell} has too few clips for a micro-batch ({clips:,}); they are trained in {into}"
         case {"event": "phase_skipped", "phase": phase, "data_steps": [first, last]}:
             return f"{phase} is not read: all of its data steps, {first:,} to {last:,}, are skipped"
         case {"event": leave_out.UNMATCHED, "file": file, "listed": listed}:
-            return f"none of the {listed:,} clips of {file} (data.leave_out) is among those of these shards"
+            return f"{file} (data.leave_out) lists {counted(listed, 'clip')}, none of them in these shards"
     return facts_as_text(note)
 
 

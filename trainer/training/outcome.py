@@ -12,7 +12,7 @@ from trainer.health.watch import progress
 from trainer.health.watch.stop_requests import Stop
 from trainer.run_folder import jsonl
 from trainer.run_folder import layout as run_folder_layout
-from vidcurate.errors import MissingError, RequestError, StorageError, VidcurateError
+from vidcurate.errors import MissingError, RequestError, StorageError, VidcurateError, counted
 
 
 @contextmanager
@@ -91,11 +91,12 @@ class Outcome:
 
     def to_text(self) -> str:
         newest = f"{self.run}/{run_folder_layout.folder_name(self.step)}"
+        steps = counted(self.num_steps, "step")
         if self.stopped_by:
             if self.stopped_by == "SIGINT":
-                return f"interrupted; the same command continues from {newest} of {self.num_steps} steps"
-            return f"{self.stopped_by}: saved {newest} of {self.num_steps} steps; the same command resumes"
+                return f"interrupted; the same command continues from {newest} of {steps}"
+            return f"{self.stopped_by}: saved {newest} of {steps}; the same command resumes"
         if self.was_done:
-            return f"{self.run} is done: {self.step} of {self.num_steps} steps, the last is {newest}"
+            return f"{self.run} is done: {self.step} of {steps}, the last is {newest}"
         loss = "without a loss" if self.loss is None else f"loss {self.loss:.6f}"
-        return f"done: {self.step} steps, {loss}, {newest}"
+        return f"done: {counted(self.step, 'step')}, {loss}, {newest}"

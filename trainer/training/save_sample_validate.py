@@ -14,6 +14,7 @@ from trainer.training import log as training_log
 from trainer.training.state import TrainState
 from trainer.training.step import StepContext
 from trainer.training.validation import Round
+from vidcurate.errors import counted
 
 
 def save_checkpoint(state: TrainState, context: StepContext, stage: StageData, saver: AsyncSaver) -> None:
@@ -70,7 +71,7 @@ def sample_if_due(state: TrainState, context: StepContext, last_step: int) -> No
         paths = sample_clips.sample_round(run, state.step, pipeline, spec, recipe.name)
         seconds = round(time.perf_counter() - start, 3)
         jsonl.record_event(run, "sample", state.step, clips=len(paths), seconds=seconds)
-        text = f"step {state.step}: sampled {len(paths)} clips in {seconds:.1f} s"
+        text = f"step {state.step}: sampled {counted(len(paths), 'clip')} in {seconds:.1f} s"
         training_log.print_line(context.world, text)
 
     mesh.run_on_first_rank(write, context.world)

@@ -30,6 +30,7 @@ from trainer.run_folder import jsonl, metrics
 from trainer.training.optim import ema
 from trainer.training.state import TrainState
 from trainer.training.step import StepContext
+from vidcurate.errors import counted
 from vidcurate.sampler.order import one_epoch
 from vidcurate.sampler.plan import MicroBatchPlan
 
@@ -209,7 +210,7 @@ def console_line(line: Mapping[str, Any]) -> str:
     change = f", {shown('change', '+')} since the previous round" if "change" in line else ""
     return (
         f"step {line['step']}: validation loss {shown('loss', '')}{change}  "
-        f"({line['clips']} clips, {line['weights']} weights, {line['seconds']:.1f} s)"
+        f"({counted(line['clips'], 'clip')}, {line['weights']} weights, {line['seconds']:.1f} s)"
     )
 
 

@@ -32,7 +32,7 @@ from vidcurate.cli.common import (
     videos_or_url_of,
 )
 from vidcurate.cli.trainer_commands import refuse_training_run
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 from vidcurate.executor.parts_folder import PartSummary
 from vidcurate.executor.progress import progress_bar
 from vidcurate.recipe import recipe as recipes
@@ -110,8 +110,8 @@ def _hint_at_folder(
     if videos is not None and (hint := _other_folder(run, videos, missing)):
         count, folder = hint
         print(
-            f"hint: {count:,} rows name a file that is not below {videos}, but below {folder}. "
-            f"Run `{shlex.join(command(folder))}`.",
+            f"hint: not below {str(videos)!r}, but below {str(folder)!r}: "
+            f"{counted(count, 'file')} of the table. Run `{shlex.join(command(folder))}`.",
             file=sys.stderr,
         )
 

@@ -18,7 +18,7 @@ from vidcurate.cli.common import (
     stage_progress,
     videos_of,
 )
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 from vidcurate.executor.map_clips import usable_cpus
 
 Size = Annotated[
@@ -35,7 +35,7 @@ Frames = Annotated[
 
 def _counted(record: dict[str, Any], name: str) -> str:
     clips, hours = record[f"{name}_clips"], record[f"{name}_hours"]
-    return f"{clips:,} clips, {hours:,.2f} h" if clips else "none"
+    return f"{counted(clips, 'clip')}, {hours:,.2f} h" if clips else "none"
 
 
 def _share(value: float | None) -> str:

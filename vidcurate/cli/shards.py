@@ -20,7 +20,7 @@ from vidcurate.cli.common import (
     stage_progress,
     videos_of,
 )
-from vidcurate.errors import InputError, ShardError
+from vidcurate.errors import InputError, ShardError, counted
 from vidcurate.executor.map_clips import usable_cpus
 from vidcurate.executor.progress import progress_bar
 
@@ -128,10 +128,9 @@ def verify(
         shown = asdict(verdict) | {"problems": len(verdict.problems)}
         print_summary(shown, title=f"verify → {shards}", to_json=False)
     if verdict.problems:
-        files = len({problem.file for problem in verdict.problems})
-        raise ShardError(
-            f"{shards}: {len(verdict.problems)} problems in {files} files; first: {verdict.problems[0]}"
-        )
+        files = counted(len({problem.file for problem in verdict.problems}), "file")
+        problems = counted(len(verdict.problems), "problem")
+        raise ShardError(f"{shards}: {problems} in {files}; first: {verdict.problems[0]}")
 
 
 @app.command("export-index")

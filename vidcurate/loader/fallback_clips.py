@@ -7,7 +7,7 @@ reader (frames, latents) uses the same clip.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from vidcurate.errors import MediaError, VidcurateError
+from vidcurate.errors import MediaError, VidcurateError, counted
 from vidcurate.sampler import order
 from vidcurate.sampler.plan import MicroBatchPlan, Plan
 
@@ -36,9 +36,9 @@ class Failures:
         if len(self._failed) > self._max_share * read:
             names = ", ".join(dict.fromkeys(self._failed[-_NAMED:]))
             raise VidcurateError(
-                f"{len(self._failed)} clips could not be decoded, more than max_failure_share "
-                f"{self._max_share:g} allows of {read:,} clips; the last: {names}. Build the shards without "
-                "them, or raise max_failure_share."
+                f"{counted(len(self._failed), 'clip')} could not be decoded, more than max_failure_share "
+                f"{self._max_share:g} allows of {counted(read, 'clip')}; the last: {names}. Build the "
+                "shards without them, or raise max_failure_share."
             )
 
 

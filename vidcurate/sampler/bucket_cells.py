@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate import rng
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 from vidcurate.sampler import plan
 from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.curriculum import Phase
@@ -147,7 +147,7 @@ def resolve_small_cells(
         ]
         if not near:
             raise InputError(
-                f"{least.name} has {len(least.members)} clips, fewer than a micro-batch of "
+                f"{least.name} has {counted(len(least.members), 'clip')}, fewer than a micro-batch of "
                 f"{least.bucket.micro_batch_size}, and they fit no other bucket that has clips; set "
                 "small_cells to shrink, or change the buckets."
             )

@@ -62,6 +62,13 @@ def test_the_dry_run_names_sizes_that_the_encoder_cuts(shards: Path, tmp_path: P
     assert f"  note: {cut}" in to_text(report)
 
 
+def test_the_dry_run_names_a_sample_that_the_encoder_cuts(shards: Path, tmp_path: Path) -> None:
+    report = dry_run(smoke(shards, tmp_path / "run", "sample.height=34", "sample.width=170"))
+
+    assert "note: a sample of [34, 170] is made as [32, 168]; " in to_text(report)
+    assert dry_run(smoke(shards, tmp_path / "run"))["sample_note"] is None
+
+
 def test_the_dry_run_names_a_model_narrower_than_its_patches(shards: Path, tmp_path: Path) -> None:
     report = dry_run(smoke(shards, tmp_path / "run"))
     (note,) = report["stages"][0]["shape_notes"]

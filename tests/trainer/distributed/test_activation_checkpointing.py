@@ -124,7 +124,7 @@ def test_fit_asks_for_no_more_than_the_memory_does_and_refuses_what_cannot_fit()
     again = activation_checkpointing.least(XL_2, whole, form, 0.6 * without)
     assert again.recompute_blocks > 0
     assert again.lean_blocks + again.recompute_blocks == 56
-    with pytest.raises(InputError, match=r"1 clips of 15 x 3600 tokens needs .* GiB .* fewer clips"):
+    with pytest.raises(InputError, match=r"1 clip of 15 x 3600 tokens needs .* GiB .* fewer clips"):
         activation_checkpointing.least(XL_2, whole, form, 1e9)
 
 

@@ -45,3 +45,28 @@ def test_out_overwrites_nothing(run: Path, tmp_path: Path) -> None:
 
     assert kept.read_bytes() == b"mine"
     assert (tmp_path / "00-0-2.mp4").stat().st_size > 0
+
+
+def test_a_size_that_the_encoder_cuts_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(run), "--prompt", "a", "--steps", "1", "--out", str(tmp_path), "--size"]
+
+    assert sample_command.main([*words, "2x18x35"]) == 0
+    assert capsys.readouterr().err.startswith("note: a sample of [18, 35] is made as [16, 32]; ")
+    assert sample_command.main([*words, "2x16x16"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_size_beyond_the_memory_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(run), "--prompt", "a", "--out", str(tmp_path), "--size", "8x4000000x4000000"]
+
+    assert sample_command.main(words) == 1
+
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "error: 8 frames of 4000000 x 4000000 px need more memory than is free; give a smaller --size."
+    ]
+    assert list(tmp_path.iterdir()) == []

@@ -24,9 +24,9 @@ def test_a_start_and_a_resume_print_no_json_and_no_hash(
     train(smoke(few, tmp_path / "run", *SHORT))
 
     said = capfd.readouterr().err
-    assert "32px-8f-0.50 has 1 clips, so its micro-batches have 1 instead of 2" in said
+    assert "32px-8f-0.50 has 1 clip, so its micro-batches have 1 instead of 2" in said
     assert "model, ema, optimizer have the checksums that they were saved with; 2 optimizer updates" in said
-    assert "2 steps after the checkpoint are made again" in said
+    assert "made again: 2 steps after the checkpoint" in said
     assert "learning rate 0.0004, then 0.0006" in said
     assert not re.search(r"[0-9a-f]{16}", said.replace(str(tmp_path), ""))
     assert not re.search(r"[{}\[\]]", said)

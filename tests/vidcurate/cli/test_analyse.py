@@ -279,7 +279,7 @@ def test_paths_that_repeat_the_folder_of_videos_bring_the_command_that_helps(
         assert code == 0
         return "".join(line for line in err.splitlines() if line.startswith("hint: "))
 
-    helps = "hint: 3 rows name a file that is not below {}, but below {}. Run `vidcurate ingest captions.csv "
+    helps = "hint: not below '{}', but below '{}': 3 files of the table. Run `vidcurate ingest captions.csv "
     helps += "--videos {} "
     assert hint("videos/part/", "data/videos").startswith(helps.format("data/videos", "data", "data"))
     assert hint("part/", "data/videos/part").startswith(
@@ -294,6 +294,7 @@ def test_paths_that_repeat_the_folder_of_videos_bring_the_command_that_helps(
     own.write_text("file,words\nvideos/part/a.mp4,text\n")
     given = ["--map", "video=file", "--map", "caption=words", "--out", "run"]
     _, _, err = call(capsys, "ingest", own.name, "--videos", "data/videos", *given)
+    assert "hint: not below 'data/videos', but below 'data': 1 file of the table. Run `" in err
     words = shlex.split(err.partition("Run `")[2].partition("`.")[0])
     assert words[1:5] == ["ingest", own.name, "--videos", "data"]
     code, _, err = call(capsys, *words[1:])
@@ -304,6 +305,6 @@ def test_paths_that_repeat_the_folder_of_videos_bring_the_command_that_helps(
     recipe.write_text("run: other\ningest: {metadata: captions.csv, videos: data/videos}\n")
     _, _, err = call(capsys, "curate", "recipe.yaml", "--until", "ingest")
     assert [line for line in err.splitlines() if line.startswith("hint: ")] == [
-        "hint: 3 rows name a file that is not below data/videos, but below data. "
+        "hint: not below 'data/videos', but below 'data': 3 files of the table. "
         "Run `vidcurate curate recipe.yaml --set ingest.videos=data`."
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from trainer.cli import commands, training_arguments
 from trainer.cluster.hostfile import read_hosts
 from trainer.cluster.launch.connection import HERE
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 
 EXAMPLE = """\
   python -m trainer launch recipes/first-steps.yaml --nproc-per-node 2 --set output=runs/two \\
@@ -126,7 +126,7 @@ def _run(given: argparse.Namespace) -> int:
         size = wanted.parallel.shard_size
         if size is None or ranks % size == 0:
             return ""
-        return f"parallel.sharding {size} does not divide the {ranks} ranks; take a multiple of it."
+        return f"parallel.sharding {size} does not divide {counted(ranks, 'rank')}; take a multiple of it."
 
     code = supervisor.supervise(
         wanted.output,

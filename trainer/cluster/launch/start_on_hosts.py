@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.cli import exit_codes
 from trainer.cluster.launch.connection import Connection, Messages, say, send
-from vidcurate.errors import VidcurateError
+from vidcurate.errors import VidcurateError, counted
 
 LAST_WORDS_SECONDS = 3.0  # for the other ranks to exit on their own after a failure
 SETTLE_SECONDS = 10.0  # for ranks to exit after a signal
@@ -258,8 +258,8 @@ def _ended(host: str, message: Mapping[str, Any]) -> str:
 
 
 def summary(connections: Sequence[Connection], given: Sequence[Mapping[str, Any]]) -> str:
-    count = sum(job["ranks"] for job in given)
-    return f"{len(connections)} hosts, {count} ranks, master {given[0]['address']}:{given[0]['port']}"
+    hosts, ranks = counted(len(connections), "host"), counted(sum(job["ranks"] for job in given), "rank")
+    return f"{hosts}, {ranks}, master {given[0]['address']}:{given[0]['port']}"
 
 
 def plain(ended: Ended) -> dict[str, Any]:

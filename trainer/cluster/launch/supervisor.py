@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.cli import exit_codes
+from trainer.cli import commands, exit_codes
 from trainer.cluster import hostfile
 from trainer.cluster.hostfile import Host
 from trainer.cluster.launch import bad_hosts, start_on_hosts
@@ -24,7 +24,7 @@ from trainer.cluster.launch.connection import HERE, Messages, answers, connect, 
 from trainer.cluster.launch.start_on_hosts import Ended
 from trainer.health.watch import progress
 from trainer.run_folder import jsonl
-from vidcurate.errors import InputError, VidcurateError
+from vidcurate.errors import InputError, VidcurateError, counted
 
 LOG_FILE = "launch.jsonl"
 LONGEST_WAIT_SECONDS = 300.0
@@ -76,17 +76,24 @@ def supervise(
             before, seen = progress.highest_step(run), bad_hosts.seen(run)
             ended = _attempt(run, state, command, terms, environment, fits, asked)
             if isinstance(ended, int):
-                return ended
+                return _end(ended, asked)
             code = final_code(ended, asked, is_once=terms.restarts is None)
             if code is not None:
-                return code
+                return _end(code, asked)
             after = progress.highest_step(run)
             facts = start_on_hosts.plain(ended) | {"step_before": before, "step_after": after}
             code = _prepare_restart(
                 run, state, ended, bad_hosts.bad_hosts(run, ended, seen), facts, terms, asked
             )
             if code is not None:
-                return code
+                return _end(code, asked)
+
+
+def _end(code: int, asked: Sequence[signal.Signals]) -> int:
+    """Return the launch's exit code; after a Ctrl-C that ended the ranks, print how to resume."""
+    if asked and asked[0] is signal.SIGINT and code in (exit_codes.REQUEUE, exit_codes.INTERRUPTED):
+        say(f"{commands.INTERRUPTED} from the newest checkpoint")
+    return code
 
 
 def final_code(ended: Ended, asked: Sequence[signal.Signals], *, is_once: bool = False) -> int | None:
@@ -174,7 +181,7 @@ def _resume_without(run: Path, state: _State, absent: Mapping[str, str], terms: 
     for host, why in absent.items():
         _exclude(run, state, host, why)
     if num_left < needed:
-        return _give_up(run, f"{num_left} hosts are left and {needed} are needed.", exit_codes.BAD_NODE)
+        return _give_up(run, f"{counted(num_left, 'host')} left, {needed} needed.", exit_codes.BAD_NODE)
     return None
 
 
@@ -203,7 +210,7 @@ def _prepare_restart(
             _exclude(run, state, host, why)
         needed = terms.min_hosts or 1
         if len(state.hosts) < needed:
-            reason = f"{len(state.hosts)} hosts are left and {needed} are needed."
+            reason = f"{counted(len(state.hosts), 'host')} left, {needed} needed."
             return _give_up(run, reason, exit_codes.BAD_NODE, facts)
     elif state.without_progress >= (terms.restarts or 0):
         reason = f"{state.without_progress} restarts brought no progress beyond step {state.best_step}."
@@ -212,8 +219,8 @@ def _prepare_restart(
         wait_seconds = min(LONGEST_WAIT_SECONDS, terms.backoff_seconds * 2**state.without_progress)
         state.without_progress += 1
     state.restarts += 1
-    counted = {"restart": state.restarts, "without_progress": state.without_progress}
-    _record(run, "restart", facts["step_after"], **facts, **counted, wait_seconds=wait_seconds)
+    counts = {"restart": state.restarts, "without_progress": state.without_progress}
+    _record(run, "restart", facts["step_after"], **facts, **counts, wait_seconds=wait_seconds)
     say(
         f"restart {state.restarts} ({state.without_progress} of {terms.restarts} without progress) in "
         f"{wait_seconds:g} s; the run was at step {facts['step_after']}"
@@ -222,7 +229,8 @@ def _prepare_restart(
     while time.monotonic() < until and not asked:
         time.sleep(0.05)
     if asked:
-        say(f"{asked[0].name}: no rank runs; the same command resumes from the newest checkpoint")
+        if asked[0] is not signal.SIGINT:
+            say(f"{asked[0].name}: no rank runs; the same command resumes from the newest checkpoint")
         return exit_codes.REQUEUE
     if not progress.is_free(run, terms.grace_seconds):
         return _give_up(

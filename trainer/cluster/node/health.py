@@ -11,6 +11,7 @@ from trainer.cluster.node import facts
 from trainer.health import clock_offset, xid, xid_log
 from trainer.health import gpu as health_gpu
 from trainer.health.gpu import Concern
+from vidcurate.errors import counted
 
 GIB = 1 << 30
 SMI_SHARE = 0.6  # of the whole limit, for nvidia-smi
@@ -71,7 +72,7 @@ def _of_bus(gpus: health_gpu.Hardware, on_bus: dict[str, bool]) -> Iterator[Conc
         if not answers_there:
             yield _of_host(f"the GPU at {address} does not answer on the PCI bus", "drain_node", xid.REBOOT)
     if on_bus and not gpus.gpus:
-        text = f"{len(on_bus)} GPUs on the PCI bus, and nvidia-smi shows none"
+        text = f"{counted(len(on_bus), 'GPU')} on the PCI bus, and nvidia-smi shows none"
         yield _of_host(text, "warn", "load the driver; in a container, pass the GPUs on")
 
 

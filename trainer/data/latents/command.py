@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for training: spinning threads starve the decoders
 
@@ -81,7 +81,9 @@ def _part(text: str | None) -> tuple[int, int]:
 
 
 def forecast_as_text(report: dict[str, Any]) -> str:
-    lines = [f"{report['clips']:,} clips of {', '.join(report['stages'])}, {report['shards']:,} shards"]
+    lines = [
+        f"{counted(report['clips'], 'clip')} of {', '.join(report['stages'])}, {counted(report['shards'], 'shard')}"
+    ]
     for line in report["shapes"]:
         views = f" x {line['views']} views" if line["views"] > 1 else ""
         lines.append(f"  {line['shape']:<20} {line['clips']:>10,} clips{views}  {line['bytes'] / 1e9:.3g} GB")
@@ -94,14 +96,14 @@ def forecast_as_text(report: dict[str, Any]) -> str:
 def _as_text(outcome: Any, part: tuple[int, int]) -> str:
     if not outcome.is_finished:
         return (
-            f"part {part[0]}/{part[1]}: wrote {outcome.shards_written} shards into {outcome.out}; the part "
+            f"part {part[0]}/{part[1]}: wrote {counted(outcome.shards_written, 'shard')} into {outcome.out}; the part "
             "that ends last writes the tables"
         )
-    failed = f", {outcome.failed} views could not be decoded" if outcome.failed else ""
-    state = "up to date" if outcome.up_to_date else f"wrote {outcome.shards_written} shards"
+    failed = f", {counted(outcome.failed, 'view')} could not be decoded" if outcome.failed else ""
+    state = "up to date" if outcome.up_to_date else f"wrote {counted(outcome.shards_written, 'shard')}"
     return (
         f"{outcome.out}: {state}; {outcome.latents:,} latents and {outcome.tokens:,} text tokens of "
-        f"{outcome.clips:,} clips, {outcome.size_bytes / 1e9:.3g} GB in {outcome.shards} shards{failed}"
+        f"{counted(outcome.clips, 'clip')}, {outcome.size_bytes / 1e9:.3g} GB in {counted(outcome.shards, 'shard')}{failed}"
     )
 
 
@@ -132,7 +134,7 @@ def _run(given: argparse.Namespace) -> int:
     request = precompute.request_of(recipe.load(given.recipe, given.settings), given.stages)
     if given.dry_run:
         report = precompute.forecast(request)
-        print(json.dumps(report, indent=1) if given.json else forecast_as_text(report))
+        print(json.dumps(report, indent=1) if given.json else commands.wrapped(forecast_as_text(report)))
         return 0
     part = _part(given.part)
     outcome = precompute.encode_ahead(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands, exit_codes
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 
 EXAMPLE = """\
   python -m trainer serve runs/first --once
@@ -175,7 +175,7 @@ def _runs(given: argparse.Namespace) -> tuple[Path, ...]:
 
 
 def _tell(line: dict[str, Any], to_json: bool) -> None:
-    text = f"{line['run']}/{line['folder']}  {line['clips']} clips, {line['seconds']:.1f} s"
+    text = f"{line['run']}/{line['folder']}  {counted(line['clips'], 'clip')}, {line['seconds']:.1f} s"
     print(json.dumps(line) if to_json else text, flush=True)
 
 

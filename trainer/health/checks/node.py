@@ -14,6 +14,7 @@ from trainer.health.checks.spec import XID_HOURS, PreflightSpec
 from trainer.health.gpu import Gpu, Hardware, concerns
 from trainer.health.xid_log import XidLog
 from vidcurate import __version__
+from vidcurate.errors import counted
 
 HOUR = 3600.0
 CODE = Path(__file__).resolve().parents[3]
@@ -33,7 +34,7 @@ def of_driver(hardware: Hardware) -> list[Check]:
     ]
     if found:
         return found
-    words = f"{len(hardware.gpus)} GPUs, driver {hardware.driver}" if hardware.gpus else "no GPU"
+    words = f"{counted(len(hardware.gpus), 'GPU')}, driver {hardware.driver}" if hardware.gpus else "no GPU"
     return [Check(name="hardware", verdict="ok", value=words)]
 
 

@@ -124,6 +124,29 @@ def video_encoder(spec: SpaceToDepthSpec | VaeSpec) -> VideoEncoder:
     return SpaceToDepth(spatial=spec.spatial, temporal=spec.temporal)
 
 
+def encoded_size(encoder: VideoEncoder, height: int, width: int) -> tuple[int, int]:
+    """Return the part of (height, width) that the encoder's blocks divide: it cuts off the rest."""
+    large = 1 << 12
+
+    def largest(size: int, axis: int) -> int:
+        blocks = [
+            encoder.latent_shape(1, *((one, large) if axis == 2 else (large, one)))[axis]
+            for one in (size, size - 1)
+        ]
+        return size if size <= 1 or blocks[0] != blocks[1] else largest(size - 1, axis)
+
+    return largest(height, 2), largest(width, 3)
+
+
+def loss_of_sample(spec: VideoSpec, height: int, width: int) -> str | None:
+    """Return, as text, the pixels that the encoder cuts off a sample; None where it cuts off none."""
+    size = encoded_size(video_encoder(spec), height, width)
+    if size == (height, width):
+        return None
+    made = f"a sample of [{height}, {width}] is made as {[*size]}"
+    return f"{made}; the video encoder's blocks divide no more of it"
+
+
 @lru_cache(maxsize=4)
 def text_encoder(spec: WordsSpec | T5Spec, device: torch.device | None = None) -> TextEncoder:
     """Return the encoder that the recipe names, the same object for the same settings.

@@ -5,16 +5,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.data import stages as data_stages
+from trainer.model.encoders.registry import loss_of_sample
 from trainer.recipe.recipe import TrainRecipe
 
 
 def of_run(recipe: TrainRecipe) -> dict[str, Any]:
-    """Return what holds for all stages, as JSON values."""
+    """Return what holds for all stages, as JSON values; `sample_note` says what a sample loses."""
+    sample, video = recipe.sample, recipe.video_encoder
     return {
         "precision": recipe.precision,
         "blocks": recipe.blocks,
         "ema_decay": recipe.ema_decay,
         "power_ema": None if recipe.power_ema is None else list(recipe.power_ema),
+        "sample_note": sample and loss_of_sample(video, sample.height, sample.width),
     }
 
 
@@ -30,14 +33,15 @@ def of_stage(stage: data_stages.StageData) -> dict[str, Any]:
     }
 
 
-def run_line(report: Mapping[str, Any]) -> str:
-    """Return the line about precision and averages."""
+def run_lines(report: Mapping[str, Any]) -> list[str]:
+    """Return the lines about precision, averages and the pixels that a sample loses."""
     widths = report["power_ema"]
     more = f", and power_ema's {' and '.join(f'{width:g}' for width in widths)}" if widths else ""
-    return (
+    lines = [
         f"computes in {report['precision']} with {report['blocks']} blocks; averages of the weights: "
         f"ema_decay {report['ema_decay']:g}{more}"
-    )
+    ]
+    return [*lines, f"note: {report['sample_note']}"] if report["sample_note"] else lines
 
 
 def stage_lines(stage: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands
-from vidcurate.errors import InputError, printable
+from vidcurate.errors import InputError, counted, printable
 
 EXAMPLE = """\
   python -m trainer clips runs/first --step 1204
@@ -62,7 +62,7 @@ def _reject_as_text(found: dict[str, Any]) -> list[str]:
     word = "rejected" if found["verdict"] == "reject" else "kept"
     return [
         f"{found['clip_id']}: {word}{again}, decision {found['decision']}; {found['file']} lists "
-        f"{found['clips']} clips",
+        f"{counted(found['clips'], 'clip')}",
         f"Resume without these: the command of the run with {settings} --accept-plan",
     ]
 
@@ -99,7 +99,11 @@ def _run(given: argparse.Namespace) -> None:
             curation=given.curation,
         )
         words = _reject_as_text(found)
-    print(json.dumps(found, indent=1, ensure_ascii=False) if given.json else "\n".join(map(printable, words)))
+    print(
+        json.dumps(found, indent=1, ensure_ascii=False)
+        if given.json
+        else commands.wrapped("\n".join(map(printable, words)))
+    )
 
 
 def _count(text: str) -> int:

@@ -26,6 +26,7 @@ from trainer.training import data_position, resume, validation
 from trainer.training import log as training_log
 from trainer.training.optim import adamw, schedule
 from trainer.training.state import Origin
+from vidcurate.errors import counted
 from vidcurate.sampler import leave_out, order, plan_stats
 from vidcurate.sampler.plan import Plan
 from vidcurate.sampler.plan_stats import BucketTotal
@@ -281,24 +282,30 @@ def _continuing_as_text(continuing: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _clips(number: int) -> str:
+    """Return a number of clips for a column of the text."""
+    return f"{number:>9,} clip{' ' if number == 1 else 's'}"
+
+
 def to_text(report: dict[str, Any]) -> str:
     """Return the report as text."""
     lines = [
-        f"{report['name']} → {report['output']}: {report['steps']:,} steps, stages: "
+        f"{report['name']} → {report['output']}: {counted(report['steps'], 'step')}, stages: "
         f"{', '.join(stage['name'] for stage in report['stages'])}",
         f"model: {report['parameters']:,} parameters, {report['trained_parameters']:,} trained; with "
         f"gradients, optimizer and average {report['weights_and_optimizer_bytes'] / 1e9:.3g} GB",
     ]
-    lines.append(choices.run_line(report))
+    lines += choices.run_lines(report)
     if continuing := report["resume"]:
         lines += _continuing_as_text(continuing)
     for stage in report["stages"]:
         lines.append("")
         lines.append(
-            f"{stage['name']}: {stage['steps']:,} steps of {stage['micro_batches_per_step']} micro-batches, "
-            f"{stage['epochs']:.2f} epochs of {stage['clips']:,} clips of {stage['shards']}, "
-            f"lr {stage['lr_first']:.3g} → {stage['lr_last']:.3g}; one epoch is {stage['steps_per_epoch']:,} "
-            "steps"
+            f"{stage['name']}: {counted(stage['steps'], 'step')} of "
+            f"{counted(stage['micro_batches_per_step'], 'micro-batch', 'es')}, "
+            f"{stage['epochs']:.2f} epochs of {counted(stage['clips'], 'clip')} of {stage['shards']}, "
+            f"lr {stage['lr_first']:.3g} → {stage['lr_last']:.3g}; one epoch is "
+            f"{counted(stage['steps_per_epoch'], 'step')}"
         )
         if seconds := stage["compute_seconds_per_step"]:
             lines.append(
@@ -309,12 +316,8 @@ def to_text(report: dict[str, Any]) -> str:
             first = ", ".join(f"{step:,}" for step in stage["phases"])
             lines.append(f"  the phases of its curriculum begin with the steps {first}")
         for note in stage["notes"]:
-            if note["event"] == leave_out.UNMATCHED:
+            if note["event"] in (leave_out.UNMATCHED, "phase_skipped"):
                 lines.append(f"  note: {training_log.note_as_text(note)}")
-            if note["event"] == "phase_skipped":
-                first, last = note["data_steps"]
-                steps = f"all of its data steps, {first:,} to {last:,}, are skipped"
-                lines.append(f"  {note['phase']} is not read: {steps}")
         lines += choices.stage_lines(stage)
         if stage["skip"]:
             windows = ", ".join(f"{first:,} to {last:,}" for first, last in stage["skip"])
@@ -322,27 +325,25 @@ def to_text(report: dict[str, Any]) -> str:
         for cell in stage["cells"]:
             least, most = cell["exposures"]
             lines.append(
-                f"  {cell['name']:<32} {cell['clips']:>9,} clips  {cell['micro_batches']:>9,} micro-batches "
+                f"  {cell['name']:<32} {_clips(cell['clips'])}  {cell['micro_batches']:>9,} micro-batches "
                 f"of {cell['clips_per_micro_batch']}, {cell['epochs']:.2f} epochs, each clip shown "
                 f"{least:,}{f' to {most:,}' if most > least else ''} times"
             )
         if len(stage["buckets"]) < len(stage["cells"]):
             for bucket in stage["buckets"]:
-                lines.append(
-                    f"  all of {bucket['name']:<25} {bucket['clips']:>9,} clips  "
-                    f"{bucket['micro_batches']:>9,} micro-batches, {bucket['clips_read']:,} clips read"
-                )
+                read = f"{bucket['micro_batches']:>9,} micro-batches, {counted(bucket['clips_read'], 'clip')}"
+                lines.append(f"  all of {bucket['name']:<25} {_clips(bucket['clips'])}  {read} read")
         if empty := stage["empty_buckets"]:
             more = f", … {len(empty) - NAMED_BUCKETS} more" if len(empty) > NAMED_BUCKETS else ""
-            counted = "1 bucket" if len(empty) == 1 else f"{len(empty)} buckets"
-            lines.append(f"  no clip in {counted}: {', '.join(empty[:NAMED_BUCKETS])}{more}")
+            named = ", ".join(empty[:NAMED_BUCKETS])
+            lines.append(f"  no clip in {counted(len(empty), 'bucket')}: {named}{more}")
         lines += [f"  note: {note}" for note in stage["shape_notes"]]
         lines.append(_memory_as_text(stage["memory"]))
         lines.append(_latents_as_text(stage["latents"]))
         for reason, count in stage["clips_left_out"].items():
-            lines.append(f"  {'(' + reason + ')':<32} {count:>9,} clips  in no bucket")
+            lines.append(f"  {f'({reason})':<32} {_clips(count)}  in no bucket")
         if buckets := report["validation"].get(stage["name"]):
             counts = ", ".join(f"{count} of {name}" for name, count in buckets.items())
-            lines.append(f"  a round of validation: {sum(buckets.values()):,} clips ({counts})")
+            lines.append(f"  a round of validation: {counted(sum(buckets.values()), 'clip')} ({counts})")
         lines.append(f"  first clips: {', '.join(stage['first_clip_ids'])}")
     return "\n".join(lines)

@@ -34,6 +34,6 @@ def main(words: Sequence[str]) -> int:
         apply(wanted)
         found = in_force(wanted)
         report: list[dict[str, Any]] = [asdict(variable) for variable in found]
-        print(json.dumps(report, indent=1) if given.json else to_text(found))
+        print(json.dumps(report, indent=1) if given.json else commands.wrapped(to_text(found)))
 
     return commands.run_short_command(act)

@@ -56,5 +56,7 @@ def _run(given: argparse.Namespace) -> None:
         report = inspect_run.describe(given.path) if is_checkpoint else inspect_run.describe_run(given.path)
         words = _as_text(report)
     print(
-        json.dumps(report, indent=1, ensure_ascii=False) if given.json else "\n".join(map(printable, words))
+        json.dumps(report, indent=1, ensure_ascii=False)
+        if given.json
+        else commands.wrapped("\n".join(map(printable, words)))
     )

@@ -97,6 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         report, words = _show(given)
-        print(json.dumps(report, indent=1, ensure_ascii=False, default=str) if given.json else words)
+        print(
+            json.dumps(report, indent=1, ensure_ascii=False, default=str)
+            if given.json
+            else cli_commands.wrapped(words)
+        )
 
     return cli_commands.run_short_command(run)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vidcurate.errors import printable
+from vidcurate.errors import counted, printable
 
 
 def of_steps(batches: Sequence[Mapping[str, Any]], *, captions: bool) -> str:
@@ -26,7 +26,7 @@ def of_steps(batches: Sequence[Mapping[str, Any]], *, captions: bool) -> str:
 
 def of_clip(clip_id: str, until: int, shown: Sequence[Mapping[str, Any]], reasons: Mapping[str, str]) -> str:
     """Return the steps that show a clip, one per line."""
-    lines = [f"{clip_id}: shown {len(shown)} times up to step {until:,}"]
+    lines = [f"{clip_id}: shown {counted(len(shown), 'time')} up to step {until:,}"]
     lines += [
         f"  step {found['step']:>8,}  {found['stage']}  {found['cell']}  micro-batch {found['position']:,}"
         f"{'' if found['is_past'] else '  (to come)'}"

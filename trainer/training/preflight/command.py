@@ -21,7 +21,7 @@ from trainer.run_folder import layout as run_folder_layout
 from trainer.training.preflight import run_checks
 from trainer.training.preflight.run_checks import Preflight
 from trainer.training.state import Origin
-from vidcurate.errors import BadNodeError, StorageError, VidcurateError
+from vidcurate.errors import BadNodeError, StorageError, VidcurateError, counted
 from vidcurate.storage import atomic_file
 
 FILE = "preflight.json"
@@ -106,7 +106,7 @@ def _of_data(
             raise
         steps = stages[-1].first_step + stages[-1].num_steps
         clips = sum(stage.plan.num_clips for stage in stages)
-        value = f"{len(stages)} stages, {steps:,} steps, {clips:,} clips"
+        value = f"{counted(len(stages), 'stage')}, {counted(steps, 'step')}, {counted(clips, 'clip')}"
         return [Check(name="dataset", verdict="ok", value=value)]
 
     def first_step() -> list[Check]:
@@ -114,7 +114,7 @@ def _of_data(
         events: list[dict[str, Any]] = []
         with first_loader(stages[0], on_event=events.append) as opened:
             batches = opened.step(0)
-        value = f"{len(batches)} micro-batches read"
+        value = f"{counted(len(batches), 'micro-batch', 'es')} read"
         replaced = [event["clip_id"] for event in events if event["event"] == "clip_substituted"]
         if replaced:
             value += f", {len(replaced)} clips cannot be read ({', '.join(replaced[:3])})"

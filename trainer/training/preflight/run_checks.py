@@ -27,6 +27,7 @@ from trainer.health.checks.verdict import Node, Report
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.preview.dry_run import memory_of, needed_bytes, parameters, unknown_encoders
 from trainer.run_folder import layout as run_folder_layout
+from vidcurate.errors import counted
 
 HELLO_SECONDS = 30.0
 MARGIN_SECONDS = 15.0
@@ -259,10 +260,6 @@ def _check(rank: _Rank, hosts: list[str], answers: dict[int, Any], began: float)
     return _to_json(nodes, found_links, "full" if rank.is_full else "short", seconds)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _stuck(seconds: float) -> Check:
     advice = "no pair of ranks shows where: check this node's network"
     value = "communication with another rank hangs"
@@ -273,7 +270,7 @@ def _to_json(nodes: list[Node], found: Sequence[links.Link], form: str, seconds:
     overall = worst([each.verdict for each in nodes])
     bad, odd = verdict.problems(nodes, "bad"), verdict.problems(nodes, "warn")
     ranks = sum(len(each.ranks) for each in nodes)
-    head = f"preflight: {overall}, {_count(len(nodes), 'node')}, {_count(ranks, 'rank')}, {seconds:.1f} s"
+    head = f"preflight: {overall}, {counted(len(nodes), 'node')}, {counted(ranks, 'rank')}, {seconds:.1f} s"
     lines = [] if overall == "ok" and form == "short" else [head, *verdict.table(nodes)]
     lines += [f"  bad: {line}" for line in bad] + [f"  warn: {line}" for line in odd]
     names = [each.name for each in nodes if each.verdict == "bad"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands, exit_codes
-from vidcurate.errors import InputError, StateError
+from vidcurate.errors import InputError, StateError, counted
 from vidcurate.executor.die_with_parent import die_with_parent
 
 EXAMPLE = """\
@@ -122,7 +122,9 @@ def _run_in_turn(recipes: Sequence[Any], *, graphs: bool, beside: int) -> None:
         for recipe in recipes:  # at the start: another command, or a folder that cannot be written
             locks.enter_context(record.alone(recipe.output, recipe.name, recipe.seed))
         data = run.load_data(recipes[0], device)
-        print(f"{len(data.clips.scenes)} clips, sha256 {data.clips.sha256}", file=sys.stderr)
+        print(
+            f"{counted(len(data.clips.scenes), 'clip')}, sha256 {data.clips.sha256[:12]} …", file=sys.stderr
+        )
         for recipe in recipes:
             found = run.run(recipe, data, graphs=graphs, on_line=partial(_tell, recipe))
             path = record.write_record(recipe.output, found | {"beside": beside})

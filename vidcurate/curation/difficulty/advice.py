@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vidcurate.curation.difficulty.jumps import MIN_CLIPS, TAIL, Jump
 from vidcurate.curation.difficulty.spec import SplitSpec
+from vidcurate.errors import counted
 
 Floats = NDArray[np.float64]
 
@@ -195,10 +196,9 @@ def empty_validation(draws: Floats, validation_fraction: float) -> tuple[str, ..
     taken = int((sources < fraction).sum())
     if taken == len(sources):
         return (f"{said} takes none. Set another seed.",)
-    named = "1 source" if taken == 1 else f"{taken} sources"
     clips = int((draws < fraction).sum())
-    counted = "1 clip" if clips == 1 else f"{clips:,} clips"
-    return (f"{said} takes none. For {named} ({counted}): --set validation_fraction={fraction:g}.",)
+    named = f"{counted(taken, 'source')} ({counted(clips, 'clip')})"
+    return (f"{said} takes none. For {named}: --set validation_fraction={fraction:g}.",)
 
 
 def drop_hardest(cut: Tail) -> float:

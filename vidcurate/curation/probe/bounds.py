@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from vidcurate.errors import counted
 from vidcurate.media import matroska, mp4_boxes
 from vidcurate.storage.file_window import FileBytes
 
@@ -182,7 +183,7 @@ def _transport(data: FileBytes, check_sums: bool) -> Bounds:
     elif flawed:
         broken = f"{flawed} transport packets carry the error flag"
     elif jumps:
-        broken = f"the counters of the transport packets jump {jumps} times: packets are lost"
+        broken = f"the counters of the transport packets jump {counted(jumps, 'time')}: packets are lost"
     return Bounds(
         cut=f"the last transport packet has {rest} of {stride} bytes" if is_cut else None,
         broken=broken,

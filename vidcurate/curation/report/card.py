@@ -16,6 +16,7 @@ from vidcurate.curation.clip_table.schema import STAGES
 from vidcurate.curation.filter.stage import FUNNEL
 from vidcurate.curation.report import counts
 from vidcurate.curation.report.facts import levels
+from vidcurate.errors import counted
 from vidcurate.recipe.recipe import Recipe
 from vidcurate.shards.manifest import read_manifest
 from vidcurate.storage import atomic_file
@@ -198,7 +199,7 @@ def text(run: Path, spec: CardSpec) -> str:
     if reported["description"]:
         lines += [reported["description"], ""]
     lines += [
-        f"{reported['rows_kept']:,} clips {checked} of {reported['rows_in']:,}{hours}.",
+        f"{counted(reported['rows_kept'], 'clip')} {checked} of {reported['rows_in']:,}{hours}.",
         "",
         "## Sources",
         "",

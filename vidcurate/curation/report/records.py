@@ -1,4 +1,4 @@
-"""Tables of records for the terminal: no number is broken, at any width."""
+"""Tables of records for the terminal: no number and no name is broken."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,10 +9,11 @@ from rich.table import Table
 from vidcurate.errors import printable
 
 _GAP = 2  # blank columns between two columns
+_LONGEST_NAME = 32  # of a measure or rule, which readers copy; a longer word, such as a path, may be folded
 
 
 class Records:
-    """Rows of equal keys as a table; where the numbers alone are wider than the screen, one block per row."""
+    """Rows of equal keys as a table; where numbers and names are wider than the screen, one block per row."""
 
     def __init__(
         self,
@@ -30,9 +31,12 @@ class Records:
         yield self._table() if self._least_width() <= options.max_width else self._blocks()
 
     def _least(self, key: str) -> int:
-        """Return the least width of a column: its longest number, or the longest word of its title."""
+        """Return the least width of a column: its longest number, or the longest word of title and text."""
         title = max(map(len, key.split("_")))
-        return max(title, 0 if key in self._words else max(len(row[key]) for row in self._rows))
+        if key not in self._words:
+            return max(title, *(len(row[key]) for row in self._rows))
+        words = (len(word) for row in self._rows for word in row[key].split())
+        return max(title, min(_LONGEST_NAME, max(words, default=0)))
 
     def _least_width(self) -> int:
         return sum(self._least(key) + _GAP for key in self._rows[0])

@@ -20,7 +20,7 @@ from trainer.cluster.launch import command as launch_command
         (["--hostfile", "nowhere"], "hostfile nowhere: cannot be read (No such file or directory); write"),
         (
             ["--nproc-per-node", "3", "--set", "parallel.sharding=2"],
-            "parallel.sharding 2 does not divide the 3 ranks; take a multiple of it.",
+            "parallel.sharding 2 does not divide 3 ranks; take a multiple of it.",
         ),
         (["--dry-run"], "--dry-run starts no ranks; write `python -m trainer RECIPE --dry-run`."),
         (["--print-env"], "--print-env starts no ranks"),

@@ -81,7 +81,7 @@ def test_low4s_of_a_run_is_a_hundred_and_two_frames_of_360_by_640(
     assert main(["serve", "--once", "--preset", "low4s", "--no-validation", str(tmp_path / "run")]) == 0
 
     path = tmp_path / "run/samples/low4s/step-00000001/00-0.mp4"
-    assert capsys.readouterr().out.startswith(f"{path.parent}  1 clips, ")
+    assert capsys.readouterr().out.startswith(f"{path.parent}  1 clip, ")
     header = headers.read_header_and_index(path)[0]
     assert (header.height, header.width) == (360, 640)
     assert decode.read_frames(path, [0, 101], height=360, width=640).shape == (2, 360, 640, 3)

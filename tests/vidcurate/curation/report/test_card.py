@@ -88,7 +88,7 @@ def test_a_card_can_be_written_at_any_stage(tmp_path: Path) -> None:
 
     text = card.run_card(tmp_path, CardSpec(licences={"elsewhere": "MIT"}), tmp_path / "x.md").read_text()
 
-    assert "1 clips without an ingest problem (no filter has been run) of 2" in text
+    assert "1 clip without an ingest problem (no filter has been run) of 2" in text
     assert "Licences without a row: elsewhere." in text
     assert "## Levels" not in text
     with pytest.raises(StageError, match="no table of any stage"):

@@ -1,4 +1,4 @@
-"""Tables of a terminal break no number."""
+"""Tables of a terminal break no number and no name."""
 
 import io
 import re
@@ -34,3 +34,20 @@ def test_no_number_is_broken_at_any_width(width: int) -> None:
     assert max(map(len, said.splitlines())) <= width
     for number in NUMBERS:
         assert len(re.findall(rf"(?<![\d,.]){re.escape(number)}(?![\d,.])", said)) == 2, said
+
+
+FUNNEL = [
+    {"rule": rule, "measure": measure, "threshold": "no ingest problem", "rejected": 1_234, "kept": 61}
+    for rule, measure in (("min_short_side", "short_side"), ("temporal_consistency_score", "caption"))
+]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
+def test_names_of_rules_and_measures_can_be_copied_at_any_width(width: int) -> None:
+    screen = io.StringIO()
+    Console(file=screen, width=width).print(Records("funnel", FUNNEL, common._cell))
+
+    said = screen.getvalue()
+    assert max(map(len, said.splitlines())) <= width
+    for row in FUNNEL:
+        assert {str(row["rule"]), str(row["measure"])} <= set(said.split()), said

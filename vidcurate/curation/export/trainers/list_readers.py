@@ -17,6 +17,7 @@ from vidcurate.curation.export.trainers.exported import (
     quoted,
     script,
 )
+from vidcurate.errors import counted
 
 _HF_COLUMNS: dict[str, pl.DataType] = {
     "file_name": pl.String(),
@@ -232,7 +233,9 @@ def hf(export: Exported) -> Files:
         pl.DataFrame(rows, schema=schema).write_parquet(buffer)
         files[f"{fold}/metadata.parquet"] = buffer.getvalue()
         lines += [f"  - split: {fold}", "    path:", f"    - {fold}/*.mp4", f"    - {fold}/metadata.parquet"]
-    files["README.md"] = "\n".join([*lines, "---", "", f"{len(export.clips)} clips with captions.", ""])
+    files["README.md"] = "\n".join(
+        [*lines, "---", "", f"{counted(len(export.clips), 'clip')} with captions.", ""]
+    )
     code = f"import datasets; print(datasets.load_dataset({str(export.root)!r}))"
     files["hf.sh"] = script([command("python", "-c", code)])
     return files
