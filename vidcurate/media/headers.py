@@ -47,6 +47,7 @@ class Header:
     is_trimmed: bool
     counts_shown_frames: bool
     is_picture: bool
+    is_encrypted: bool
     duration_seconds: float | None
     audio_duration_seconds: float | None
     bit_rate: int | None
@@ -71,7 +72,7 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
             kind="unreadable",
         )
     family = container.format.name.split(",")[0]
-    rotation, num_frames, is_trimmed = 0, stream.frames or None, False
+    rotation, num_frames, is_trimmed, is_encrypted = 0, stream.frames or None, False, False
     if family == "ivf":
         num_frames = None  # FFmpeg's remux writes ticks there
     duration = _seconds(stream.duration, stream.time_base)
@@ -80,6 +81,7 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         with path.open("rb") as file:
             if family == "mov":
                 rotation = mp4_boxes.rotation_degrees(file, size)
+                is_encrypted = mp4_boxes.is_encrypted(file, size)
                 times = mp4_samples.read_display_times(FileBytes(file, size))
                 is_trimmed = times[1] if times else mp4_boxes.is_trimmed(file, size)
                 if num_frames and mp4_boxes.is_fragmented(file, size):
@@ -112,6 +114,7 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         is_trimmed=is_trimmed,
         counts_shown_frames=not (is_trimmed or family == "avi" or may_begin_open(path, container, stream)),
         is_picture=container.metadata.get("major_brand") in _PICTURE_BRANDS,
+        is_encrypted=is_encrypted,
         duration_seconds=duration or (container.duration / av.time_base if has_duration else None),
         audio_duration_seconds=_seconds(audio.duration, audio.time_base) if audio is not None else None,
         bit_rate=container.bit_rate or None,

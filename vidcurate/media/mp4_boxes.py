@@ -93,6 +93,16 @@ def _video_track(file: BinaryIO, size_bytes: int) -> tuple[int, int] | None:
     return None
 
 
+def is_encrypted(file: BinaryIO, size_bytes: int) -> bool:
+    """Return whether the first video track is encrypted (ISO/IEC 23001-7, sample entry `encv`)."""
+    track = _video_track(file, size_bytes)
+    entries = _find(file, (b"mdia", b"minf", b"stbl", b"stsd"), *track) if track else None
+    if entries is None:
+        return False
+    file.seek(entries[0] + 12)
+    return file.read(4) == b"encv"
+
+
 def _scale_and_length(file: BinaryIO, place: tuple[int, int] | None) -> tuple[int, int]:
     """Return (ticks per second, ticks) of an mvhd or mdhd box; (0, 0) for none or a short one."""
     if place is None:

@@ -93,9 +93,9 @@ _BY_STAGE: dict[str, dict[str, _Facts]] = {
     "probe": {  # what the file says, without decoding
         "probe_status": _text(
             "ok, or what is wrong. Not checked: missing, empty, unreadable, no_video_stream, timeout, "
-            "crashed, io_error, not_probed. Rejecting findings: truncated, no_frames, damaged_container, "
-            "damaged_packets, damaged_frames, missing_frames, frame_count_mismatch, duration_mismatch, "
-            "decoder_complaints, or another finding that the recipe rejects"
+            "crashed, io_error, not_probed. Rejecting findings: truncated, no_frames, encrypted, "
+            "damaged_container, damaged_packets, damaged_frames, missing_frames, frame_count_mismatch, "
+            "duration_mismatch, decoder_complaints, or another finding that the recipe rejects"
         ),
         "probe_problem": _text("the problem as text; null when probe_status is ok"),
         "integrity_level": _text("how far the file was examined: header, index, keyframes or full"),

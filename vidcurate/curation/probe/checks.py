@@ -30,6 +30,8 @@ def check_index(
         found["short_container"] = bounds.short
     if index.num_frames == 0:
         found["no_frames"] = "the video stream holds no packet"
+    if header.is_encrypted:
+        found["encrypted"] = "the pictures are encrypted (sample entry encv)"
     if bounds.broken:
         found["damaged_container"] = bounds.broken
     if bounds.trailing_bytes:

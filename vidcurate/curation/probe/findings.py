@@ -12,6 +12,7 @@ LEVELS: tuple[str, ...] = ("header", "index", "keyframes", "full")
 FINDINGS: dict[str, str] = {
     "truncated": "the container's index or structure proves that the file was longer",
     "no_frames": "the video stream holds no packet",
+    "encrypted": "the pictures are encrypted",
     "damaged_container": "the container's structure breaks, a check sum or counter is wrong, or its reader "
     "complains",
     "damaged_packets": "coded pictures hold what no encoder writes: zeroed blocks, lengths that do not fit",
@@ -38,6 +39,7 @@ FINDINGS: dict[str, str] = {
 REJECTING: tuple[str, ...] = (
     "truncated",
     "no_frames",
+    "encrypted",
     "damaged_container",
     "damaged_packets",
     "damaged_frames",

@@ -211,3 +211,12 @@ def test_one_complaint_is_no_plural(lines: list[str], words: str) -> None:
     assert checks.complaints(lines) == words
     named = examine._named({"findings": {"decoder_complaints": words}}, Path("a.mp4"))
     assert named["findings"]["decoder_complaints"] == f"a.mp4: {words.rstrip('.')}."
+
+
+def test_an_encrypted_clip_is_rejected_before_a_picture_is_decoded(make_video: Make) -> None:
+    key = {"encryption_scheme": "cenc-aes-ctr", "encryption_key": "7" * 32, "encryption_kid": "a" * 32}
+
+    for flags in ("faststart", "frag_keyframe+empty_moov"):
+        path = make_video("clip.mp4", num_frames=24, container_options={**key, "movflags": flags})
+        for level in ("index", "keyframes", "full"):
+            assert probe_stage.probe_file(str(path), level)["probe_status"] == "encrypted"
