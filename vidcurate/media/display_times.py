@@ -1,22 +1,29 @@
-"""Display times of decoded frames, also of H.264 and HEVC in AVI.
+"""Display times of decoded frames, also of reordered ones in AVI.
 
-AVI has no display times. Where pictures are reordered, FFmpeg guesses them for these two codecs, and guesses
-wrongly: frames come out of order and doubled. The right ones are the decoding times of the packets, in
-rising order.
+AVI has no display times. For reordered pictures of H.264 and HEVC, and for MPEG-4 whose packets hold two
+pictures (DivX's and Xvid's packed bitstream), FFmpeg guesses them wrongly: frames come out of order. The
+right ones are the decoding times of the packets, in rising order.
 """
 
 import heapq
+import re
 from typing import Any
 
 from vidcurate.media.coded_units.leading_pictures import LeadingPictures
 from vidcurate.media.coded_units.units import CODECS
 from vidcurate.media.container import codec_of
 
+# The user data by which FFmpeg's decoder knows a packed bitstream.
+_PACKED = re.compile(rb"DivX\d+(?:Build|b)\d+p")
+
 
 def are_guessed(container: Any, stream: Any) -> bool:
     """Return whether FFmpeg guesses the display times; a seek by time then leads nowhere."""
-    is_avi = container.format.name == "avi"
-    return bool(is_avi and codec_of(stream) in CODECS and stream.codec_context.has_b_frames)
+    if container.format.name != "avi":
+        return False
+    if codec_of(stream) == "mpeg4":
+        return _PACKED.search(bytes(stream.codec_context.extradata or b"")) is not None
+    return codec_of(stream) in CODECS and bool(stream.codec_context.has_b_frames)
 
 
 class DisplayTimes:

@@ -269,8 +269,8 @@ def index_of(path: Path, container: Any, stream: Any) -> PacketIndex:
 def frame_map_of(source: Path | bytes) -> FrameMap | None:
     """Return the frame map of a clip (display times and key frames), without decoding.
 
-    None for a container without exact seeks, packets without display times (also B-frames of H.264 in AVI,
-    for which FFmpeg has no right ones), two frames at one time, and damage.
+    None for a container without exact seeks, packets without display times (in AVI also those of
+    `are_guessed`), two frames at one time, and damage.
     Raises MediaError as `opened` does.
     """
     plain = _map_in_tables(source)

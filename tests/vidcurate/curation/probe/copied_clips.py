@@ -1,6 +1,7 @@
 """Clips whose packets were copied, and what all levels of the probe say of a clip."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -10,6 +11,7 @@ import av
 import pytest
 
 from vidcurate.curation.probe.stage import probe_file
+from vidcurate.media.coded_units.units import mpeg_picture
 
 LEVELS = ("header", "index", "keyframes", "full")
 GOP = "keyint=12:min-keyint=12:scenecut=0:open-gop=1:bframes=3:b-adapt=0:rc-lookahead=12:threads=1"
@@ -83,3 +85,33 @@ def second_key(path: Path) -> int:
     with av.open(os.fspath(path)) as container:
         packets = list(container.demux(video=0))
     return [number for number, packet in enumerate(packets) if packet.is_keyframe][1]
+
+
+def packed(source: Path, target: Path) -> Path:
+    """Copy MPEG-4 with single B pictures at 24 fps as DivX's packed bitstream: a P and its B in one packet.
+
+    A packet with an empty picture follows each such packet.
+    """
+
+    def is_b(packet: bytes) -> bool:
+        return mpeg_picture("mpeg4", packet)[0] == "B"
+
+    empty = b"\0\0\x01\xb6" + (0b01_0_1_00000_1_0_01111).to_bytes(2, "big")  # a P picture, not coded
+    with av.open(os.fspath(source)) as reader, av.open(os.fspath(target), "w") as output:
+        stream = reader.streams.video[0]
+        sink = output.add_stream_from_template(stream)
+        given = [bytes(packet) for packet in reader.demux(stream) if packet.size]
+        made: list[bytes] = []
+        for packet in given:
+            made += [made.pop() + packet, empty] if is_b(packet) else [packet]
+        for number, data in enumerate(made):
+            part = av.Packet(data)
+            part.pts = part.dts = number
+            part.time_base, part.stream = Fraction(1, 24), sink
+            part.is_keyframe = mpeg_picture("mpeg4", data)[0] == "I"
+            output.mux(part)
+    # The user data that names the encoder becomes that of DivX, of the same length.
+    name = re.compile(rb"Lavc[\d.]+")
+    content = name.sub(lambda match: b"DivX" + b"5" * (len(match[0]) - 7) + b"b1p", target.read_bytes())
+    target.write_bytes(content)
+    return target

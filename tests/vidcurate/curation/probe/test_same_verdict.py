@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from tests.numbered_clips import numbers_in, write
-from tests.vidcurate.curation.probe.copied_clips import LEVELS, OPEN_GOP, copied, facts_of
+from tests.vidcurate.curation.probe.copied_clips import LEVELS, OPEN_GOP, copied, facts_of, packed
 from tests.vidcurate.curation.probe.test_clean_clips import trimmed
 from tests.vidcurate.curation.probe.test_probe_levels import ingested
 from vidcurate.curation.demo_data import damage
@@ -180,6 +180,25 @@ def test_frames_of_h264_in_avi_are_found_by_their_number(tmp_path: Path) -> None
     assert set(numbers_in(frames)) == set(range(40))
     with pytest.raises(MediaError, match="use mode: transcode"):
         transcode.trim_video(path, None, None)
+
+
+def test_frames_of_a_packed_bitstream_come_in_order(tmp_path: Path) -> None:
+    source = write(tmp_path / "clip.avi", codec="mpeg4", options={"bf": "1", "b": "2M"})
+    path = packed(source, tmp_path / "packed.avi")
+
+    count = facts_of(path)[2]
+    every = numbers_in(decode.read_frames(path, range(count), height=64, width=96))
+
+    assert every == sorted(set(every))
+    for number in (1, 2, 3, 20, 21):
+        frames = decode.read_frames(path, [number], height=64, width=96, frame_map=frame_map_of(path))
+        assert numbers_in(frames) == every[number : number + 1]
+    views = walk(path, None, None, short_side_px=64, details_per_second=0, walked=Walked())
+    assert numbers_in(np.stack([view.bgr for view in views])) == every
+    cut = transcode.transcode_video(path, None, None, transcode.TranscodeSpec())
+    (tmp_path / "made.mp4").write_bytes(cut.payload)
+    frames = decode.read_frames(tmp_path / "made.mp4", range(cut.facts["num_frames"]), height=64, width=96)
+    assert sorted(numbers_in(frames)) == numbers_in(frames)
 
 
 def test_full_after_keyframes_is_full_afresh(tmp_path: Path, make_video: Make) -> None:
