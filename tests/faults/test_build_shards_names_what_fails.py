@@ -201,3 +201,19 @@ def test_a_disk_that_fills_up_meanwhile_is_named_and_the_next_run_finishes(
     ballast.unlink()
     run_build_shards(folder / "run", SMALL, videos=folder / "videos", out=out)
     assert contents(out) == contents(built / "shards")
+
+
+def test_an_empty_file_that_was_never_probed_fails_alone(tmp_path: Path) -> None:
+    known = [{**row, "probe_status": None, "integrity_level": None} for row in rows(8)]
+    empty = tmp_path / "videos" / known[3]["video_path"]
+    empty.parent.mkdir(parents=True)
+    empty.touch()
+    run = make_run(tmp_path, known)
+
+    summary = run_build_shards(
+        run, SMALL, videos=tmp_path / "videos", out=tmp_path / "shards", is_unprobed_allowed=True
+    )
+
+    assert (summary.rows_written, summary.rows_failed) == (7, 1)
+    assert summary.failed[0].endswith("the file is empty")
+    assert len(index.read_index(tmp_path / "shards")) == 7

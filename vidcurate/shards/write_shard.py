@@ -90,6 +90,8 @@ def problem_of(videos: Path, video_path: str | None, size_bytes: int) -> tuple[s
         return "unreadable", f"{video_path}: cannot be read ({error.strerror})"
     if size != size_bytes:
         return "size_changed", f"{video_path} has {size} bytes; it had {size_bytes} when it was probed"
+    if not size:
+        return "empty", f"{video_path}: the file is empty"
     if size > tar_write.MAX_MEMBER_BYTES:
         return "too_large", f"{video_path} has {size} bytes; a tar member takes {tar_write.MAX_MEMBER_BYTES}"
     return None
