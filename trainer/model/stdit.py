@@ -52,13 +52,13 @@ class ModelSpec(Recipe):
     output equals the original's everywhere.
     """
 
-    hidden_size: int = Field(default=1152, gt=0)
+    hidden_size: int = Field(default=1152, gt=0, le=65_536)
     """width of a token; a multiple of 4 and of num_heads"""
-    depth: int = Field(default=28, gt=0)
+    depth: int = Field(default=28, gt=0, le=1000)
     """pairs of a spatial and a temporal block"""
-    num_heads: int = Field(default=16, gt=0)
+    num_heads: int = Field(default=16, gt=0, le=1000)
     """attention heads"""
-    input_sq_size: int = Field(default=512, gt=0)
+    input_sq_size: int = Field(default=512, gt=0, le=65_536)
     """side in pixels at which the position embedding is itself"""
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     """frames, rows and columns of latents in one token; the first is 1"""

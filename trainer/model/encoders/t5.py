@@ -32,9 +32,9 @@ class T5Spec(Recipe):
     """the encoder: t5"""
     source: str = "DeepFloyd/t5-v1_1-xxl"
     """folder with the encoder and its tokenizer, or a name on the Hugging Face hub"""
-    caption_channels: int = Field(default=4096, ge=1)
+    caption_channels: int = Field(default=4096, ge=1, le=65_536)
     """width of a feature, which must be that of the weights"""
-    model_max_length: int = Field(default=300, ge=2)
+    model_max_length: int = Field(default=300, ge=2, le=65_536)
     """most tokens of a caption"""
     dtype: Dtype = "bfloat16"
     """of weights, arithmetic and features"""

@@ -60,9 +60,9 @@ class WordsSpec(Recipe):
 
     kind: Literal["words"] = "words"
     """the encoder: words"""
-    caption_channels: int = Field(default=64, ge=8)
+    caption_channels: int = Field(default=64, ge=8, le=65_536)
     """width of a word's vector"""
-    model_max_length: int = Field(default=32, ge=2)
+    model_max_length: int = Field(default=32, ge=2, le=65_536)
     """most tokens of a caption"""
     pairs: bool = True
     """add a token for each pair of neighbouring words, as attention does not see their order"""
