@@ -37,8 +37,9 @@ def check_caption_names(index: Index, plan: Plan, names: Sequence[str]) -> None:
         return  # shards of an older version: their JSON may have the key
     for name in unknown:
         if name not in known:
+            which = "of" if count == len(index) else "looked at in"
             raise InputError(
-                f"captions names {name!r}, which none of {count} clips of {index.place} has; they have "
+                f"captions names {name!r}, which none of {count} clips {which} {index.place} has; they have "
                 f"{', '.join(sorted(known))}."
             )
 

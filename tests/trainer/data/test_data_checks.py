@@ -26,6 +26,12 @@ def test_a_caption_key_that_no_clip_has_is_refused_with_the_keys_there(shards: P
     dry_run(smoke(shards, tmp_path / "run", "stages.0.data.captions=[caption, clip_id]"))
 
 
+def test_a_caption_key_is_looked_for_in_some_clips_and_the_message_says_so(tmp_path: Path) -> None:
+    many = make_shards(tmp_path / "many", num_clips=40)
+    with pytest.raises(InputError, match=r"none of \d+ clips looked at in .*caption, clip_id"):
+        dry_run(smoke(many, tmp_path / "run", "stages.0.data.captions=[captoin]"))
+
+
 def test_a_name_is_looked_for_among_the_captions_and_own_columns_of_the_index(
     shards: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ All stages share one table with one row per clip. Stages add columns; no stage r
 always a string: `12.10` is not `12.1`.
 """
 
+import difflib
 import hashlib
 import re
 from collections.abc import Iterable
@@ -309,10 +310,10 @@ def require(columns: Iterable[str], names: Iterable[str], where: str, hint: str 
     have = set(columns)
     missing = [name for name in names if name not in have]
     if missing:
-        step = f" {hint}" if hint else ""
-        raise ColumnError(
-            f"{where}: the column {', '.join(missing)} is missing; it has {', '.join(sorted(have))}.{step}"
-        )
+        near = [f"Did you mean {name}?" for name in difflib.get_close_matches(missing[0], sorted(have), n=1)]
+        known = ", ".join([*sorted(have)[:20], *(["…"] if len(have) > 20 else [])])
+        text = f"{where}: the column {', '.join(missing)} is missing; it has {known}."
+        raise ColumnError(" ".join([text, *near, hint]).strip())
 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")

@@ -44,6 +44,16 @@ def test_a_missing_column_is_named_with_those_that_are_there() -> None:
         schema.require(["width", "height"], ["width", "fps"], "t.parquet", "Probe first.")
 
 
+def test_a_misspelt_column_of_a_wide_table_is_one_short_line_with_the_nearest_name() -> None:
+    with pytest.raises(ColumnError) as error:
+        schema.require([*schema.COLUMNS], ["noun_cuont"], "t.parquet")
+
+    said = str(error.value)
+    assert said.startswith("t.parquet: the column noun_cuont is missing; it has ")
+    assert said.endswith(", …. Did you mean noun_count?")
+    assert len(said) < 500
+
+
 def test_every_column_has_a_meaning_and_units_ride_in_names() -> None:
     for name, column in schema.COLUMNS.items():
         assert column.meaning, name
