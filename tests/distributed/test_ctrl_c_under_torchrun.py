@@ -73,5 +73,5 @@ def test_ctrl_c_under_torchrun(tmp_path: Path, forks: Forks, hangs: bool) -> Non
     else:
         step = checkpoint.load(run).state["step"]
         assert step == len(numbers(run))
-        assert ends == [f"interrupted; the same command continues from {run}/step-{step:08d} of 5000 steps"]
+        assert ends == [f"interrupted; the same command continues from {run}/step-{step:08d} of 5,000 steps"]
         assert "trainer/" not in "".join(line for line in lines if line.lstrip().startswith("File "))

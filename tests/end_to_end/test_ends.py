@@ -89,7 +89,7 @@ def test_the_first_ctrl_c_saves_and_stops(shards: Path, forks: Forks, tmp_path: 
     assert step == len(numbers(run))
     assert "SIGINT: the run saves after this step and stops; once more ends it at once" in process.text()
     assert (
-        f"interrupted; the same command continues from {run}/step-{step:08d} of 5000 steps" in process.text()
+        f"interrupted; the same command continues from {run}/step-{step:08d} of 5,000 steps" in process.text()
     )
     assert "Traceback" not in process.text()
     assert [event["signal"] for event in events(run, "stop")] == ["SIGINT"]

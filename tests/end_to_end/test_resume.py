@@ -176,7 +176,7 @@ def test_a_signal_saves_and_asks_for_the_same_command_again(
     assert process.codes() == [75], process.text()
     step = len(numbers(run))
     assert (
-        f"{number.name}: saved {run}/step-{step:08d} of 5000 steps; the same command resumes\n"
+        f"{number.name}: saved {run}/step-{step:08d} of 5,000 steps; the same command resumes\n"
     ) in process.text()
     assert checkpoint.load(run).state["step"] == step
     assert events(run, "stop")[0]["signal"] == number.name
