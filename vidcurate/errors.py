@@ -12,7 +12,8 @@
     ├── TableError                  a stage's table that is damaged or does not belong here
     ├── ShardError                  a shard or an index with the wrong contents
     ├── CheckpointError             a checkpoint that is incomplete, altered or of another model
-    │   └── CheckpointFormatError   exit code 2: a checkpoint that another version has written
+    │   ├── CheckpointFormatError   exit code 2: a checkpoint that another version has written
+    │   └── WeightsError            exit code 2: a weights file that no model can be read from
     ├── StorageError                an error of the disk or the network
     ├── BadNodeError                exit code 77: a node failed its preflight; restart without it
     └── FailureLimitError           exit code 3: the work is done, and more failed than the limit allows
@@ -104,6 +105,12 @@ class CheckpointError(VidcurateError):
 
 class CheckpointFormatError(CheckpointError):
     """Checkpoint in the format of another version; a restart cannot help."""
+
+    exit_code = 2
+
+
+class WeightsError(CheckpointError):
+    """Weights file that is damaged or of another model; a restart cannot help."""
 
     exit_code = 2
 

@@ -163,6 +163,7 @@ def test_a_dry_run_as_text_names_what_no_bucket_takes(shards: Path, tmp_path: Pa
         (["--load", "a", "--ckpt-path", "b"], 2, "exclude each other"),
         (["--load", "WEIGHTS"], 2, "For weights only: --ckpt-path"),
         (["--load", "WEIGHTS_FOLDER"], 2, "holds weights alone"),
+        (["--ckpt-path", "WEIGHTS"], 2, "cannot be read as weights"),
         (["--load", "nowhere"], 2, "nowhere: no such checkpoint or run folder"),
         (["--set", "stages.0.data.shards=nowhere"], 2, "no such index"),
         (["--set", "stages.0.data.levels=[7]"], 2, "no clip of level 7"),

@@ -21,7 +21,7 @@ from trainer.model.layers import rope_frequencies
 from trainer.model.stdit import XL_2, ModelSpec, STDiT3Config
 from trainer.run_folder.checkpoint import checkpoint, part_metadata
 from trainer.run_folder.checkpoint.pixart import state_shapes
-from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
+from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError, WeightsError
 from vidcurate.recipe import removed_keys
 from vidcurate.storage import atomic_file
 from vidcurate.storage.stored_zip import require_stored_file
@@ -62,7 +62,7 @@ def read_tensors(source: Path) -> dict[str, object]:
     """Return the content of `source` on the CPU, in its own dtypes; a .pth may have more than tensors.
 
     Searches a folder for NAMES. Shards must contain exactly what their index lists. Unpickles tensors only,
-    never code. Raises MissingError for no such file, CheckpointError for a damaged file.
+    never code. Raises MissingError for no such file, WeightsError for a damaged file.
     """
     if (source / part_metadata.METADATA).is_file():  # a part of a checkpoint of the trainer's
         return dict(checkpoint.read_part(source.parent, source.name))
@@ -80,10 +80,12 @@ def read_tensors(source: Path) -> dict[str, object]:
             return dict(load_file(source))
         require_stored_file(source)
         loaded = torch.load(source, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{source}: cannot be read as weights ({_first_line(error)}).") from error
+    except OSError as error:
+        raise CheckpointError(f"{source}: cannot be read ({_first_line(error)}).") from error
+    except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
+        raise WeightsError(f"{source}: cannot be read as weights ({_first_line(error)}).") from error
     if not isinstance(loaded, dict):
-        raise CheckpointError(f"{source}: is a {type(loaded).__name__}, not named tensors.")
+        raise WeightsError(f"{source}: is a {type(loaded).__name__}, not named tensors.")
     return loaded
 
 
@@ -94,15 +96,15 @@ def _read_shards(index: Path) -> dict[str, object]:
         for name, shard in listed.items():
             shards.setdefault(str(shard), set()).add(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index}: is not an index of shards ({_first_line(error)}).") from error
+        raise WeightsError(f"{index}: is not an index of shards ({_first_line(error)}).") from error
     merged: dict[str, object] = {}
     for shard, names in sorted(shards.items()):
         if Path(shard).name != shard:
-            raise CheckpointError(f"{index}: names the shard {shard}, which is not beside it.")
+            raise WeightsError(f"{index}: names the shard {shard}, which is not beside it.")
         held = read_tensors(index.parent / shard)
         if set(held) != names:
             wrong = sorted(set(held) ^ names)[0]
-            raise CheckpointError(f"{index.parent / shard}: does not hold what its index lists, see {wrong}.")
+            raise WeightsError(f"{index.parent / shard}: does not hold what its index lists, see {wrong}.")
         merged |= held
     return merged
 
@@ -110,13 +112,13 @@ def _read_shards(index: Path) -> dict[str, object]:
 def read_open_sora(source: Path, config: STDiT3Config | None = None) -> dict[str, Tensor]:
     """Return the STDiT3 state dict stored at `source`, bit for bit and in its dtypes.
 
-    `config` is the expected model; None means config.json beside `source`, or XL/2. Raises CheckpointError,
+    `config` is the expected model; None means config.json beside `source`, or XL/2. Raises WeightsError,
     naming the key, where a key is missing or unexpected, a shape differs, or the RoPE is not this model's.
     """
     config = config or read_config(source) or XL_2
     held = read_tensors(source)
     if any(name.startswith(PIXART) for name in held):
-        raise CheckpointError(
+        raise WeightsError(
             f"{source}: is a PixArt checkpoint; convert it first: "
             f"python -m trainer convert pixart {source} FOLDER"
         )
@@ -127,17 +129,17 @@ def read_open_sora(source: Path, config: STDiT3Config | None = None) -> dict[str
     ):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise CheckpointError(f"{source}: {problem} {min(names)}{more}; it is not this STDiT3.")
+            raise WeightsError(f"{source}: {problem} {min(names)}{more}; it is not this STDiT3.")
     state: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         value = held[name]
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             kind = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise CheckpointError(f"{source}: {name} is {kind}; this model needs {list(shape)}.")
+            raise WeightsError(f"{source}: {name} is {kind}; this model needs {list(shape)}.")
         state[name] = value
     expected = rope_frequencies(config.head_dim)
     if not torch.allclose(state["rope.freqs"].float(), expected, rtol=2**-8, atol=0):
-        raise CheckpointError(f"{source}: rope.freqs are not 10000^(-2i/{config.head_dim}); not this STDiT3.")
+        raise WeightsError(f"{source}: rope.freqs are not 10000^(-2i/{config.head_dim}); not this STDiT3.")
     return state
 
 

@@ -205,7 +205,7 @@ def test_a_pixart_file_given_as_open_sora_weights_is_reported_the_way(
         path = tmp_path / f"PixArt-{number}.pth"
         torch.save(content, path)
 
-        assert convert_command.main(["opensora", str(path), str(tmp_path / "out")]) == 1
+        assert convert_command.main(["opensora", str(path), str(tmp_path / "out")]) == 2
         assert f"python -m trainer convert pixart {path}" in capsys.readouterr().err
 
 
