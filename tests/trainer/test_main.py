@@ -164,6 +164,9 @@ def test_a_dry_run_as_text_names_what_no_bucket_takes(shards: Path, tmp_path: Pa
         (["--load", "WEIGHTS"], 2, "For weights only: --ckpt-path"),
         (["--load", "WEIGHTS_FOLDER"], 2, "holds weights alone"),
         (["--ckpt-path", "WEIGHTS"], 2, "cannot be read as weights"),
+        (["--set", "OUTPUT_FILE"], 2, "cannot be written"),
+        (["--set", "OUTPUT_FILE", "--dry-run"], 2, "cannot be written"),
+        (["--set", "OUTPUT_BELOW", "--dry-run"], 2, "cannot be written"),
         (["--load", "nowhere"], 2, "nowhere: no such checkpoint or run folder"),
         (["--set", "stages.0.data.shards=nowhere"], 2, "no such index"),
         (["--set", "stages.0.data.levels=[7]"], 2, "no clip of level 7"),
@@ -179,6 +182,8 @@ def test_what_is_wrong_is_one_line_and_an_exit_code(
     places = {
         "WEIGHTS": str(tmp_path / "weights" / "model.safetensors"),
         "WEIGHTS_FOLDER": str(tmp_path / "weights"),
+        "OUTPUT_FILE": f"output={tmp_path / 'weights' / 'config.json'}",
+        "OUTPUT_BELOW": f"output={tmp_path / 'weights' / 'config.json' / 'run'}",
     }
     words = [places.get(word, word) for word in more]
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vidcurate.errors import StorageError
+from vidcurate.errors import InputError, StorageError
 
 RECIPE = "recipe.json"
 MANIFEST = "manifest.json"
@@ -57,3 +57,10 @@ LOGS = "logs"
 
 def log_path(run: Path, rank: int) -> Path:
     return run / LOGS / f"rank-{rank:05d}.log"
+
+
+def check_output(run: Path) -> None:
+    """Raise InputError, as the run would, if a file lies where its folder or one above it should."""
+    place = next(path for path in (run.absolute(), *run.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise InputError(f"output {run}: cannot be written ({place} is a file).")

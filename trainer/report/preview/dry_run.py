@@ -22,6 +22,7 @@ from trainer.model.stdit import STDiT3, STDiT3Config
 from trainer.recipe.encoding import Encoding
 from trainer.recipe.recipe import TrainRecipe
 from trainer.report.preview import choices
+from trainer.run_folder import layout as run_folder_layout
 from trainer.training import data_position, resume, validation
 from trainer.training import log as training_log
 from trainer.training.optim import adamw, schedule
@@ -215,10 +216,11 @@ def dry_run(
 ) -> dict[str, Any]:
     """Return the plan of a run as JSON values. Reads the indexes; writes and trains nothing.
 
-    If the run would resume from a checkpoint, `resume` says whether it can, and what has changed. Raises what
-    `open_stages` raises; clips without latents are counted, not refused.
+    If the run would resume from a checkpoint, `resume` says whether it can, and what has changed. Clips
+    without latents are counted. Raises InputError where `output` is a file, and what `open_stages` raises.
     """
     resume.check_origin(origin or Origin())
+    run_folder_layout.check_output(recipe.output)
     stages = data_stages.open_stages(recipe, complete=False)
     stages, continuing = data_position.preview_resume(stages, recipe, origin or Origin(), settings)
     trained, frozen = parameters(recipe.model)
@@ -283,7 +285,6 @@ def _continuing_as_text(continuing: dict[str, Any]) -> list[str]:
 
 
 def _clips(number: int) -> str:
-    """Return a number of clips for a column of the text."""
     return f"{number:>9,} clip{' ' if number == 1 else 's'}"
 
 
@@ -294,8 +295,8 @@ def to_text(report: dict[str, Any]) -> str:
         f"{', '.join(stage['name'] for stage in report['stages'])}",
         f"model: {report['parameters']:,} parameters, {report['trained_parameters']:,} trained; with "
         f"gradients, optimizer and average {report['weights_and_optimizer_bytes'] / 1e9:.3g} GB",
+        *choices.run_lines(report),
     ]
-    lines += choices.run_lines(report)
     if continuing := report["resume"]:
         lines += _continuing_as_text(continuing)
     for stage in report["stages"]:
