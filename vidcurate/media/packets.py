@@ -26,7 +26,7 @@ from vidcurate.storage.file_window import FileBytes
 # streams) are decoded from their start.
 SEEKABLE = {"mov", "avi", "matroska", "flv"}
 # An AVI whose entries end before this share of its header's count has no index at its end.
-_LEASTINDEXED_SHARE = 0.95
+_LEAST_INDEXED_SHARE = 0.95
 _FAST_CLOCK_OF_MP4 = 5000  # ticks/s, as its clock may be the rate of a slow-motion camera
 FAST_CLOCK = 500  # ticks/s; no clip of Matroska has a frame each tick of such a clock
 
@@ -236,7 +236,7 @@ def _header_index(path: Path, container: Any, stream: Any) -> PacketIndex | None
             shown = times[0]
     if family == "avi":
         ticks = max(entry.timestamp for entry in entries) + 1
-        if ticks < _LEASTINDEXED_SHARE * stream.frames:
+        if ticks < _LEAST_INDEXED_SHARE * stream.frames:
             return None
     found = _from_entries(entries, stream.time_base, _indexed_end(container, stream), shown)
     return replace(found, has_unseen=codec_of(stream) in ("vp8", "vp9"), num_ticks=ticks)
