@@ -85,7 +85,7 @@ def test_a_phase_that_is_skipped_whole_is_left_out_and_said(
     assert note in began["notes"]
     assert "first: curriculum.1 is not read: all of" in capsys.readouterr().err
     reported = dry_run.to_text(dry_run.dry_run(recipe("[[3, 7]]")))
-    assert "  curriculum.1 is not read: all of its data steps, 4 to 7, are skipped\n" in reported
+    assert "  note: curriculum.1 is not read: all of its data steps, 4 to 7, are skipped\n" in reported
 
     def skipped(skip: str) -> list[str]:
         notes = data_stages.summary(data_stages.open_stages(recipe(skip))[0])["notes"]

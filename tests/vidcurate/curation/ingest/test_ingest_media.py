@@ -68,7 +68,9 @@ SHARD_MEMBERS = [
 ]
 
 
-def test_a_folder_of_pipes_sockets_dead_links_and_odd_names_is_taken_in(tmp_path: Path) -> None:
+def test_a_folder_of_pipes_sockets_dead_links_and_odd_names_is_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     videos = tmp_path / "videos"
     videos.mkdir()
     for name in (
@@ -93,7 +95,9 @@ def test_a_folder_of_pipes_sockets_dead_links_and_odd_names_is_taken_in(tmp_path
     for suffix in (b".mp4", b".txt"):
         Path(os.fsdecode(os.fsencode(videos) + b"/odd\xff\xfe" + suffix)).write_bytes(b"A ball.")
     with socket.socket(socket.AF_UNIX) as held:
-        held.bind(str(videos / "socket.mp4"))
+        monkeypatch.chdir(videos)  # a socket's path may have 107 bytes
+        held.bind("socket.mp4")
+        monkeypatch.undo()
 
         _, frame, _ = ingest(tmp_path / "run", videos)
 
