@@ -174,7 +174,10 @@ def take_part(
         while not summary.exists() and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
         return
-    while time.monotonic() < until and _missing(folder, ranks):
+    # A dead rank here may have no monitor left: to wait for its dump would outlast the ranks that are left.
+    while time.monotonic() < until and any(
+        left.host != record.host or process_records.is_alive(left) for left in _missing(folder, ranks)
+    ):
         time.sleep(LOOK_SECONDS)
     beats = heartbeat.read_heartbeat(run)
     for left in _missing(folder, ranks):  # its watcher had not begun, or is gone too
