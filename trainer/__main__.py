@@ -82,9 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with outcome.missing_after_first_step(wanted.output):
         if arguments.dry_run:
             report = dry_run.dry_run(wanted, origin, arguments.settings)
-            print(
-                json.dumps(report, indent=1) if arguments.json else commands.wrapped(dry_run.to_text(report))
-            )
+            commands.print_answer(report, dry_run.to_text(report), as_json=arguments.json)
             if report["resume"] and report["resume"]["error"]:
                 raise StateError(report["resume"]["error"])
             return exit_codes.DONE

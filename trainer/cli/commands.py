@@ -6,6 +6,7 @@ Results are printed to stdout, progress to stderr. An error of the project is on
 import argparse
 import errno
 import gc
+import json
 import os
 import shutil
 import signal
@@ -52,14 +53,19 @@ def add_traceback(to: argparse.ArgumentParser) -> None:
     to.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
 
 
-def wrapped(text: str) -> str:
-    """Wrap the lines of an answer between words to the terminal's width; a file or a pipe gets them whole.
+def print_answer(report: Any, text: str, *, as_json: bool) -> None:
+    """Print a command's answer: `report` as JSON, or `text`, wrapped between words on a terminal.
 
-    A terminal itself wraps within words and numbers.
+    A terminal itself wraps within words and numbers; a file or a pipe gets the lines whole.
     """
-    width = shutil.get_terminal_size().columns
-    if not sys.stdout.isatty():
-        return text
+    if as_json:
+        text = json.dumps(report, indent=1, ensure_ascii=False, default=str)
+    elif sys.stdout.isatty():
+        text = _wrapped(text, shutil.get_terminal_size().columns)
+    print(text)
+
+
+def _wrapped(text: str, width: int) -> str:
     return "\n".join(
         textwrap.fill(
             line,

@@ -1,7 +1,6 @@
 """Command `python -m trainer gpus`: print this host's GPUs and driver errors."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -67,6 +66,6 @@ def main(words: Sequence[str]) -> int:
 
     def act() -> None:
         hardware, log = read_gpus(given.seconds), read_xids()
-        print(json.dumps(to_json(hardware, log)) if given.json else commands.wrapped(to_text(hardware, log)))
+        commands.print_answer(to_json(hardware, log), to_text(hardware, log), as_json=given.json)
 
     return commands.run_short_command(act)

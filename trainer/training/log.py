@@ -68,7 +68,9 @@ def record_start(
         proof["process_began"] = round(distributed_rank.process_start_time(), 3)
         damaged = metrics.set_aside_damaged_lines(run)
         for name, numbers in damaged.items():
-            print_line(world, f"{name}: {len(numbers)} damaged lines, kept in {metrics.DAMAGED_LINES}.")
+            print_line(
+                world, f"{name}: {counted(len(numbers), 'damaged line')}, kept in {metrics.DAMAGED_LINES}."
+            )
             facts = {"file": name, "lines": numbers[:20], "kept_as": metrics.DAMAGED_LINES}
             jsonl.record_event(run, "lines_damaged", state.step, **facts)
         proof["repeated_steps"] = metrics.forget_after(run, state.step)

@@ -5,8 +5,8 @@ that gathers are slow. FFmpeg sets that flag for older AMD processors, but not f
 without gathers takes 0.9 of the time at 720p and 0.5 at 1080p; and on Intel processors the microcode against
 CVE-2022-40982 slows gathers down. So `choose_scaler` tries both. Every byte of a picture is the same.
 
-The flags are those of the whole process, and FFmpeg reads them twice while it makes a scaler: call this in a
-process that has no other thread yet.
+The flags are those of the whole process, and FFmpeg reads them twice while it makes a scaler: call this while
+no other thread makes one.
 """
 
 import ctypes

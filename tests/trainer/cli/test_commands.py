@@ -1,5 +1,6 @@
 """Answers of the trainer's commands on a terminal and in a file."""
 
+import json
 import os
 import pty
 import struct
@@ -21,12 +22,14 @@ LINES = (
     "",
     "  first clips: " + ", ".join(f"shapes-{number:04}_1_24to48.webm" for number in range(4)),
 )
-PROGRAM = f"from trainer.cli import commands; print(commands.wrapped({chr(10).join(LINES)!r}))"
+PROGRAM = (
+    f"from trainer.cli import commands; commands.print_answer([1], {chr(10).join(LINES)!r}, as_json=JSON)"
+)
 
 
-def printed(columns: int | None) -> list[str]:
+def printed(columns: int | None, *, as_json: bool = False) -> list[str]:
     """Return the lines that the program prints on a terminal of so many columns; None: into a pipe."""
-    command = [sys.executable, "-c", PROGRAM]
+    command = [sys.executable, "-c", PROGRAM.replace("JSON", str(as_json))]
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     if columns is None:
         found = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, env=environment).stdout
@@ -51,6 +54,11 @@ def test_a_long_answer_is_wrapped_between_words_on_a_terminal(columns: int) -> N
 
 def test_an_answer_is_whole_in_a_pipe() -> None:
     assert printed(None) == list(LINES)
+
+
+@pytest.mark.parametrize("columns", [None, 40])
+def test_an_answer_as_json_is_the_report(columns: int | None) -> None:
+    assert json.loads("".join(printed(columns, as_json=True))) == [1]
 
 
 @pytest.mark.parametrize(

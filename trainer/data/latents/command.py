@@ -81,9 +81,8 @@ def _part(text: str | None) -> tuple[int, int]:
 
 
 def forecast_as_text(report: dict[str, Any]) -> str:
-    lines = [
-        f"{counted(report['clips'], 'clip')} of {', '.join(report['stages'])}, {counted(report['shards'], 'shard')}"
-    ]
+    clips, shards = counted(report["clips"], "clip"), counted(report["shards"], "shard")
+    lines = [f"{clips} of {', '.join(report['stages'])}, {shards}"]
     for line in report["shapes"]:
         views = f" x {line['views']} views" if line["views"] > 1 else ""
         lines.append(f"  {line['shape']:<20} {line['clips']:>10,} clips{views}  {line['bytes'] / 1e9:.3g} GB")
@@ -95,15 +94,17 @@ def forecast_as_text(report: dict[str, Any]) -> str:
 
 def _as_text(outcome: Any, part: tuple[int, int]) -> str:
     if not outcome.is_finished:
+        written = counted(outcome.shards_written, "shard")
         return (
-            f"part {part[0]}/{part[1]}: wrote {counted(outcome.shards_written, 'shard')} into {outcome.out}; the part "
-            "that ends last writes the tables"
+            f"part {part[0]}/{part[1]}: wrote {written} into {outcome.out}; the part that ends last writes the "
+            "tables"
         )
     failed = f", {counted(outcome.failed, 'view')} could not be decoded" if outcome.failed else ""
     state = "up to date" if outcome.up_to_date else f"wrote {counted(outcome.shards_written, 'shard')}"
     return (
         f"{outcome.out}: {state}; {outcome.latents:,} latents and {outcome.tokens:,} text tokens of "
-        f"{counted(outcome.clips, 'clip')}, {outcome.size_bytes / 1e9:.3g} GB in {counted(outcome.shards, 'shard')}{failed}"
+        f"{counted(outcome.clips, 'clip')}, {outcome.size_bytes / 1e9:.3g} GB in "
+        f"{counted(outcome.shards, 'shard')}{failed}"
     )
 
 
@@ -134,7 +135,7 @@ def _run(given: argparse.Namespace) -> int:
     request = precompute.request_of(recipe.load(given.recipe, given.settings), given.stages)
     if given.dry_run:
         report = precompute.forecast(request)
-        print(json.dumps(report, indent=1) if given.json else commands.wrapped(forecast_as_text(report)))
+        commands.print_answer(report, forecast_as_text(report), as_json=given.json)
         return 0
     part = _part(given.part)
     outcome = precompute.encode_ahead(

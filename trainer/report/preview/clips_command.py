@@ -5,7 +5,6 @@ torch is imported when the command runs, so that --help and a wrong argument ans
 
 import argparse
 import getpass
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,11 +98,7 @@ def _run(given: argparse.Namespace) -> None:
             curation=given.curation,
         )
         words = _reject_as_text(found)
-    print(
-        json.dumps(found, indent=1, ensure_ascii=False)
-        if given.json
-        else commands.wrapped("\n".join(map(printable, words)))
-    )
+    commands.print_answer(found, "\n".join(map(printable, words)), as_json=given.json)
 
 
 def _count(text: str) -> int:

@@ -1,7 +1,6 @@
 """Command `--print-env`: the NCCL, torch, CUDA and OpenMP variables in force."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +33,6 @@ def main(words: Sequence[str]) -> int:
         apply(wanted)
         found = in_force(wanted)
         report: list[dict[str, Any]] = [asdict(variable) for variable in found]
-        print(json.dumps(report, indent=1) if given.json else commands.wrapped(to_text(found)))
+        commands.print_answer(report, to_text(found), as_json=given.json)
 
     return commands.run_short_command(act)

@@ -55,8 +55,4 @@ def _run(given: argparse.Namespace) -> None:
         is_checkpoint = (given.path / "manifest.json").is_file()
         report = inspect_run.describe(given.path) if is_checkpoint else inspect_run.describe_run(given.path)
         words = _as_text(report)
-    print(
-        json.dumps(report, indent=1, ensure_ascii=False)
-        if given.json
-        else commands.wrapped("\n".join(map(printable, words)))
-    )
+    commands.print_answer(report, "\n".join(map(printable, words)), as_json=given.json)

@@ -4,7 +4,6 @@ torch is imported when a command runs, so that --help and a wrong argument answe
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -97,10 +96,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         report, words = _show(given)
-        print(
-            json.dumps(report, indent=1, ensure_ascii=False, default=str)
-            if given.json
-            else cli_commands.wrapped(words)
-        )
+        cli_commands.print_answer(report, words, as_json=given.json)
 
     return cli_commands.run_short_command(run)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vidcurate.errors import InputError, MediaError
+from vidcurate.storage import stored_zip
 from vidcurate.storage.ranges import Joined, Piece, is_url, piece
 
 MAX_DIRECTORY_BYTES = 1 << 30
@@ -144,8 +145,7 @@ def members(part: ZipPart) -> list[Member]:
             zipfile.ZipFile(file) as archive,
         ):
             infos, end = archive.infolist(), archive.start_dir
-    # The last two: a version unknown to Python, and a name marked as UTF-8 that is not UTF-8.
-    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError) as error:
+    except stored_zip.DAMAGE as error:
         raise InputError(
             f"{where}: {part.size_bytes:,} bytes are not a complete zip ({error}). Fetch the part again, or "
             "leave it out."

@@ -6,6 +6,7 @@ Each function adds its findings to the file's facts; `examine` decides which of 
 from vidcurate.curation.probe.bounds import Bounds
 from vidcurate.curation.probe.decoding import Complaints, Decoded
 from vidcurate.curation.probe.findings import Facts
+from vidcurate.errors import counted
 from vidcurate.media import headers, packets
 
 # Packets that span less than this share of the promised duration mean that the rest is not there.
@@ -37,18 +38,18 @@ def check_index(
     if bounds.trailing_bytes:
         found["trailing_bytes"] = f"{bounds.trailing_bytes} bytes behind the container's end"
     if header.num_frames is not None and not header.is_trimmed:
-        counted = index.num_frames + index.num_hidden + index.num_leading
+        in_index = index.num_frames + index.num_hidden + index.num_leading
         if index.num_ticks and index.num_frames >= _LEAST_AVI_SHARE * index.num_ticks:
-            counted = index.num_ticks
-        elif abs(header.num_frames - counted) > abs(header.num_frames - counted - index.num_second_fields):
-            counted += index.num_second_fields  # this header counts fields
-        words = f"the header counts {header.num_frames} frames, the index {counted}"
-        if abs(header.num_frames - counted) > max(2, _LARGEST_COUNT_DIFFERENCE * header.num_frames):
+            in_index = index.num_ticks
+        elif abs(header.num_frames - in_index) > abs(header.num_frames - in_index - index.num_second_fields):
+            in_index += index.num_second_fields  # this header counts fields
+        words = f"the header counts {header.num_frames} frames, the index {in_index}"
+        if abs(header.num_frames - in_index) > max(2, _LARGEST_COUNT_DIFFERENCE * header.num_frames):
             found["frame_count_mismatch"] = words
-        elif header.num_frames != counted and header.container != "avi":
+        elif header.num_frames != in_index and header.container != "avi":
             found["header_count_differs"] = words
     if index.num_leading:
-        count = _counted(index.num_leading, "picture")
+        count = counted(index.num_leading, "picture")
         found["open_gop_start"] = f"{count} with references before the file's start; no player shows them"
     if bounds.second_movie_at is not None:
         found["several_movies"] = f"another movie begins at byte {bounds.second_movie_at}"
@@ -58,10 +59,10 @@ def check_index(
     elif is_picture or not index.has_times:
         found["no_timestamps"] = "the packets have no times, or are one tick apart"
     if index.num_missing_frames:
-        found["timestamp_gaps"] = f"{_counted(index.num_missing_frames, 'frame')} missing between the others"
+        found["timestamp_gaps"] = f"{counted(index.num_missing_frames, 'frame')} missing between the others"
     if index.num_repeated_times:
         found["timestamp_repeats"] = (
-            f"{_counted(index.num_repeated_times, 'frame')} shown at the time of another"
+            f"{counted(index.num_repeated_times, 'frame')} shown at the time of another"
         )
     if index.has_times:
         _check_durations(found, header, index, bounds)
@@ -103,10 +104,10 @@ def check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, ke
     damaged = found.num_corrupt_frames + found.num_undecodable_packets
     if found.num_damaged_packets:
         findings["damaged_packets"] = (
-            f"{_counted(found.num_damaged_packets, 'damaged packet')}, first {found.first_packet}"
+            f"{counted(found.num_damaged_packets, 'damaged packet')}, first {found.first_packet}"
         )
     if damaged:
-        findings["damaged_frames"] = f"{_counted(damaged, 'damaged frame')}, first {found.first_frame}"
+        findings["damaged_frames"] = f"{counted(damaged, 'damaged frame')}, first {found.first_frame}"
     if found.read_error:
         findings["damaged_container"] = (
             f"reading stopped after {found.num_packets} packets ({found.read_error})"
@@ -128,11 +129,7 @@ def check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, ke
 
 
 def complaints(lines: list[str]) -> str:
-    return f"{_counted(len(lines), 'complaint')}, first {lines[0]}"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{counted(len(lines), 'complaint')}, first {lines[0]}"
 
 
 def check_complaints(
@@ -154,6 +151,6 @@ def check_complaints(
     if of_sound or facts.get("num_corrupt_audio_packets"):
         count = facts.get("num_corrupt_audio_packets", 0)
         first = f"first {of_sound[0]}" if of_sound else "the decoder says no more"
-        findings["damaged_audio"] = f"{_counted(count, 'packet')} of sound not decoded, {first}"
+        findings["damaged_audio"] = f"{counted(count, 'packet')} of sound not decoded, {first}"
     if others and "damaged_frames" not in findings and "damaged_packets" not in findings:
         findings["decoder_complaints"] = complaints(others)
