@@ -59,22 +59,12 @@ WIDTH = 32
 
 def make_t5(folder: Path, lines: Sequence[str]) -> Path:
     """Write a T5 v1.1 of two layers to `folder`, with a SentencePiece tokenizer trained on `lines`."""
-    import sentencepiece
     from transformers import T5Config, T5EncoderModel
 
+    from tests.sentencepiece_model import train_sentencepiece
+
     folder.mkdir(parents=True)
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(line for line in lines if line),
-        model_prefix=str(folder / "spiece"),
-        vocab_size=80,
-        hard_vocab_limit=False,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        minloglevel=2,
-    )
-    (folder / "spiece.vocab").unlink()
+    train_sentencepiece(folder, lines, vocab_size=80)
     settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, "model_max_length": 512}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = T5Config(

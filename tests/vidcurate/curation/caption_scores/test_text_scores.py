@@ -174,19 +174,11 @@ def test_a_tokenizer_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_sentencepiece_model_counts_with_the_configuration_beside_it(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     sentencepiece = pytest.importorskip("sentencepiece")
+    from tests.sentencepiece_model import train_sentencepiece
+
     folder = tmp_path / "t5"
     folder.mkdir()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a dog runs", "a cat runs", "dogs and cats run"]),
-        model_prefix=str(folder / "spiece"),
-        vocab_size=40,
-        hard_vocab_limit=False,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        minloglevel=2,
-    )
+    model = train_sentencepiece(folder, ["a dog runs", "a cat runs", "dogs and cats run"], vocab_size=40)
 
     with pytest.raises(
         InputError, match=r"t5_tokenizer .*t5: .*Put the encoder's config\.json beside spiece"
@@ -194,7 +186,7 @@ def test_a_sentencepiece_model_counts_with_the_configuration_beside_it(tmp_path:
         scored(tmp_path, ["a dog runs"], t5_tokenizer=str(folder))
     (folder / "config.json").write_text('{"model_type": "t5"}')
     found = scored(tmp_path, ["a dog runs"], t5_tokenizer=str(folder))
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
     assert found["caption_num_t5_tokens"].to_list() == [len(pieces.encode("a dog runs")) + 1]
 
 
