@@ -70,7 +70,7 @@ def test_a_damaged_line_of_a_log_ends_no_run_and_is_kept(
     assert kept["text"][4:] + "\n" == lines[1][1:].decode()
     (event,) = events(run, "lines_damaged")
     assert (event["file"], event["lines"], event["kept_as"]) == (file, [2], metrics.DAMAGED_LINES)
-    assert f"{file}: 1 damaged lines, kept in" in capfd.readouterr().err
+    assert f"{file}: 1 damaged line, kept in" in capfd.readouterr().err
     assert lines[0] in (run / file).read_bytes()
 
 
