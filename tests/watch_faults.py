@@ -19,7 +19,7 @@ from tests.trainer.shards_for_tests import events
 from trainer.__main__ import main
 from trainer.distributed import mesh
 from trainer.health import clock_steps
-from trainer.health.watch import monitor
+from trainer.health.watch import monitor, monitor_process
 from trainer.health.watch import spec as watch_spec
 from trainer.health.watch.spec import SLOW_RANK_STEPS
 from trainer.run_folder import metrics, process_table
@@ -46,13 +46,29 @@ def hangs_before_a_collective(at: int) -> None:
 
 
 def holds_the_lock(at: int) -> None:
-    """A C function that never returns keeps the interpreter's lock."""
+    """A C function that never returns keeps the interpreter's lock; a monitor process is there by then."""
+    _before_the_sum(at, lambda: (_wait_for_a_monitor(), ctypes.PyDLL(None).sleep(600)))
+
+
+def holds_the_lock_before_it_is_watched(at: int) -> None:
+    """A C function keeps the interpreter's lock in the first second: the rank cannot start its monitor."""
     _before_the_sum(at, lambda: ctypes.PyDLL(None).sleep(600))
 
 
 def dies(at: int) -> None:
     """The process is killed, as by the kernel when memory runs out."""
     _before_the_sum(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def _wait_for_a_monitor() -> None:
+    module, until = monitor_process.__name__, time.monotonic() + MOST_SECONDS
+    while not any(
+        module in word
+        for child in process_table.children(os.getpid())
+        for word in process_table.command_line(child)
+    ):
+        assert time.monotonic() < until, "no monitor process started"
+        time.sleep(0.05)
 
 
 def _before_the_sum(at: int, act: Callable[[], object]) -> None:

@@ -33,6 +33,17 @@ def test_a_rank_that_holds_the_interpreters_lock_is_found_and_killed(
 
 
 @pytest.mark.soak
+def test_a_rank_that_hangs_before_it_is_watched_is_killed_by_the_monitor_of_another(
+    forks: Forks, shards: Path, tmp_path: Path
+) -> None:
+    words = command_words(shards, tmp_path / "run", *SPEC)
+    with faulty(forks, words, "holds_the_lock_before_it_is_watched", rank=1, ranks=2) as started:
+        assert started.codes() == [exit_codes.RESTART, KILLED], started.text()
+    stall = stall_of(tmp_path / "run")
+    assert (stall["kind"], stall["rank"], stall["function"]) == ("stall", 1, "<lambda>")
+
+
+@pytest.mark.soak
 def test_a_rank_that_was_stopped_is_found_and_killed(forks: Forks, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     # No save, as a rank that is stopped within one is given the time that a save may take.

@@ -157,11 +157,12 @@ def take_part(
     is_first: bool,
     policy: str,
     apart_seconds: float,
-) -> None:
+) -> list[ProcessRecord]:
     """Dump this rank; as the first, wait for the others, compare and tell; else wait until that is done.
 
-    `apart_seconds` lie between the two dumps: what stands at the same line in both, hangs.
-    Raises OSError when the disk refuses.
+    `apart_seconds` lie between the two dumps: what stands at the same line in both, hangs. Returns the ranks
+    of this host without a monitor process (it had not started, or is gone), for the first to end: a rank
+    that holds the GIL cannot start one. Raises OSError when the disk refuses.
     """
     folder = run / stacks.STACKS / now.folder
     # A rank that is gone does not come back, and those left may leave at once: there is no second look.
@@ -173,19 +174,26 @@ def take_part(
         until += DUMP_SECONDS + ANSWER_SECONDS
         while not summary.exists() and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
-        return
+        return []
     # A dead rank here may have no monitor left: to wait for its dump would outlast the ranks that are left.
     while time.monotonic() < until and any(
         left.host != record.host or process_records.is_alive(left) for left in _missing(folder, ranks)
     ):
         time.sleep(LOOK_SECONDS)
     beats = heartbeat.read_heartbeat(run)
-    for left in _missing(folder, ranks):  # its watcher had not begun, or is gone too
-        if left.host == record.host:
-            _dump_twice(folder, left, lambda rank=left.rank: _from_beat(beats.get(rank)), 0.0)  # type: ignore[misc]
+    unmonitored = [
+        left
+        for left in _missing(folder, ranks)
+        # A record is a file that may be forged: what is not a rank of this run gets no signal.
+        if left.host == record.host
+        and not (process_records.is_alive(left) and process_records.why_not_of_run(left, run))
+    ]
+    for left in unmonitored:
+        _dump_twice(folder, left, lambda rank=left.rank: _from_beat(beats.get(rank)), 0.0)  # type: ignore[misc]
     if not any(one.rank == record.rank for one in ranks):
         ranks = [*ranks, record]  # its record is removed only when it ends in order
     _tell(run, now, folder, ranks, policy)
+    return [left for left in unmonitored if left.rank != record.rank]
 
 
 def _from_beat(beat: dict[str, Any] | None) -> heartbeat.RankState | None:

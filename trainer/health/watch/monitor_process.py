@@ -204,8 +204,9 @@ class RankMonitor:
     def handle(self, now: end_hung_run.Claim, *, is_first: bool) -> bool:
         seen, policy = self.see(), self.policy(now.kind)
         self.handled, self.handled_at = now, (seen.step, seen.phase)
+        unmonitored: list[ProcessRecord] = []
         try:
-            end_hung_run.take_part(
+            unmonitored = end_hung_run.take_part(
                 self.run,
                 now,
                 self.rank,
@@ -218,6 +219,8 @@ class RankMonitor:
             say(f"rank {self.rank.rank}: {now.kind} at step {now.step}; cannot write its stacks ({error})")
         if policy == "warn":
             return False
+        for one in unmonitored:
+            kill(one, "has no monitor process")
         what = f"rank {now.rank} on {now.host} is lost" if now.kind == "lost" else now.kind
         return self.end(f"{what} at step {now.step}; see {now.folder}", policy)
 
@@ -232,12 +235,18 @@ class RankMonitor:
         until = time.monotonic() + ENDS_SECONDS
         while process_records.is_alive(self.rank):
             if time.monotonic() > until:
-                say(f"rank {self.rank.rank} does not exit: killed")
-                with suppress(ProcessLookupError):
-                    os.kill(self.rank.pid, signal.SIGKILL)
+                kill(self.rank, "does not exit")
                 return True
             time.sleep(0.05)
         return True
+
+
+def kill(rank: ProcessRecord, why: str) -> None:
+    """Kill a rank of this host, if the process of its record is still alive."""
+    if process_records.is_alive(rank):
+        say(f"rank {rank.rank} {why}: killed")
+        with suppress(ProcessLookupError):
+            os.kill(rank.pid, signal.SIGKILL)
 
 
 def say(text: str) -> None:

@@ -1,7 +1,9 @@
 """The watcher of one rank, looking at its page by itself: whom it calls lost, and what it says only once."""
 
 import dataclasses
+import json
 import mmap
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -123,3 +125,29 @@ def test_records_that_cannot_be_read_are_no_reason_to_watch_no_more(
     assert not watcher.step()
 
     assert capsys.readouterr().err.count("rank 0: cannot check for lost ranks now") == 1
+
+
+def test_a_rank_of_this_host_without_a_monitor_is_ended_and_a_forged_record_ends_nobody(
+    watch: Callable[[int], Watch], tmp_path: Path
+) -> None:
+    """One that hung with the GIL held before its monitor started lived on for ever."""
+    (first, pulse), (second, _), (stranger, _) = watch(0), watch(1), watch(2)
+    holder = "import sys, time; held = open(sys.argv[1]); print(1, flush=True); time.sleep(60)"
+    path = process_records.record_path(tmp_path, 1)
+    rank = subprocess.Popen([sys.executable, "-c", holder, str(path)], stdout=subprocess.PIPE)
+    assert rank.stdout is not None
+    rank.stdout.readline()
+    theirs = {"pid": rank.pid, "start_time": process_table.start_time(rank.pid) or 0}
+    path.write_text(json.dumps(second.rank.to_json() | theirs))  # the same file, which the rank holds open
+    first.job = dataclasses.replace(first.job, on_stall="restart")
+    stands(pulse, 5, "forward_backward")
+
+    assert first.step()
+
+    assert rank.wait(10) == -signal.SIGKILL
+    rank.stdout.close()
+    assert not process_records.is_alive(first.rank)
+    # Of rank 2, only a record says that it is a rank: it got no signal.
+    assert process_records.is_alive(stranger.rank)
+    (event,) = events(tmp_path, "stall")
+    assert event["silent_ranks"] == [2]
