@@ -115,23 +115,39 @@ def code_of(command: str) -> list[str]:
     return [*names, *(str(path.relative_to(ROOT)) for path in is_data)]
 
 
-def _meaning(code: str) -> str:
-    """Return a module's code as text without comments, docstrings and layout."""
+def _statements(code: str) -> set[str]:
+    """Return a module's outermost statements as text, each imported name as one of its own.
+
+    Comments, docstrings, layout and what is raised are left out: no figure depends on them.
+    """
     tree = ast.parse(code)
+    found = []
     for node in ast.walk(tree):
         is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if is_documented and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
-    return ast.dump(tree)
+        if isinstance(node, ast.Raise):
+            node.exc = node.cause = None
+    for node in tree.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found += [ast.dump(type(node)(**vars(node) | {"names": [name]})) for name in node.names]
+        else:
+            found.append(ast.dump(node))
+    return set(found)
 
 
 def _is_changed(measured: str, name: str) -> bool:
-    """Return whether a file does something else than at the commit `measured`, in which it may be absent."""
+    """Return whether a statement of a file at the commit `measured` is gone or another now.
+
+    A statement that was added is no change: what calls it has changed itself.
+    """
     now = ROOT / name
     if now.suffix != ".py" or not now.is_file():
         return True
     before = _git("show", f"{measured}:{name}")
-    return before.returncode != 0 or _meaning(before.stdout) != _meaning(now.read_text())
+    if before.returncode:
+        return False  # a file added since: what imports it has changed itself
+    return not _statements(before.stdout) <= _statements(now.read_text())
 
 
 @cache

@@ -73,6 +73,18 @@ def test_a_row_is_marked_when_its_code_has_changed(
     deep.write_text("def read(): return 1\n")
     assert rows.age(first, "python benchmarks/a.py -e") == ""
     script.write_text("from vidcurate.media import decode, scale\n")
-    assert rows.age(first, "python benchmarks/a.py -v") == "code changed"
+    assert rows.age(first, "python benchmarks/a.py -v") == "", "nor is what nothing calls yet"
+    script.write_text("from vidcurate.media import decode, scale\nscale.down()\ndecode.read()\n")
+    deep.write_text("def read(): return 1\ndef write(): raise ValueError('no')\n")
+    assert rows.age(first, "python benchmarks/a.py -w") == ""
+    script.write_text("from vidcurate.media import scale as decode\n")
+    assert rows.age(first, "python benchmarks/a.py -x") == "code changed"
     assert rows.age("0" * 40, "python benchmarks/a.py") == "?"
     assert rows.age("", "python benchmarks/a.py") == "?"
+
+
+def test_another_text_of_an_error_changes_no_figure(rows: ModuleType) -> None:
+    code = "def read():\n    if late():\n        raise {}\n    return 1\n"
+    first = rows._statements(code.format("ValueError('late') from None"))
+    assert first == rows._statements(code.format("StateError(f'{late()} s late')"))
+    assert first != rows._statements(code.replace("late():", "late(2):").format("ValueError('late')"))
