@@ -133,7 +133,7 @@ ROOMS = {
     ),
     "trainer.report.experiment": (
         "trainer.cli trainer.health trainer.health.watch trainer.recipe trainer.report trainer.run_folder "
-        "trainer.run_folder.checkpoint vidcurate.recipe vidcurate.storage"
+        "vidcurate.recipe vidcurate.storage"
     ),
     "vidcurate.curate": (
         "vidcurate.curation.caption_scores vidcurate.curation.clip_table vidcurate.curation.dedup "

@@ -10,6 +10,7 @@ from tests.guard_runs import make_poisoned, of_guard, words
 from tests.trainer.shards_for_tests import numbers
 from trainer.cli import exit_codes
 from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import checkpoint
 from trainer.training.optim import schedule
 from trainer.training.optim.schedule import OptimSpec
@@ -76,6 +77,6 @@ def test_a_slow_divergence_can_stop_the_run_with_the_checkpoint_before_it(
     assert (event["action"], event["finding"], event["shape"]) == ("stop", "divergence", "slow")
     assert "it rose slowly, without a spike before: such a rise seldom recovers" in started.text()
     assert len(numbers(run)) == event["step"] - 1
-    newest = checkpoint.latest(run)
+    newest = pointer.latest(run)
     assert newest
     assert run_folder_layout.step_of(newest) < event["step"]

@@ -10,6 +10,7 @@ from tests.forked_runs import Forked, Forks
 from tests.guard_runs import make_poisoned, of_guard, words
 from tests.trainer.shards_for_tests import numbers
 from trainer.cli import exit_codes
+from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import checkpoint, checksum
 
 SHORT = ("stages.0.steps=8", "stages.0.checkpoint_every=3", "stages.0.keep_last=9")
@@ -73,7 +74,7 @@ def test_a_gradient_that_is_not_finite_once_on_one_rank_drains_that_rank(
     assert (verdict["hosts"], verdict["devices"]) == ([socket.gethostname()], ["cpu"])
     assert [other["finding"] for other in event["others"]] == ["nonfinite"]
     assert f"Restart without {socket.gethostname()}" in started.text()
-    assert checkpoint.latest(run) == run / "step-00000003"
+    assert pointer.latest(run) == run / "step-00000003"
     assert len(numbers(run)) == 4
 
 
@@ -99,7 +100,7 @@ def test_a_policy_is_carried_out_on_all_ranks_when_one_is_not_finite(
     assert len(event["clip_ids"]) == 2  # rank 1's micro-batch of the step, not rank 0's
     lines = numbers(run)
     if policy == "stop":
-        assert (len(lines), checkpoint.latest(run)) == (4, run / "step-00000003")
+        assert (len(lines), pointer.latest(run)) == (4, run / "step-00000003")
         return
     assert [line["step"] for line in lines] == list(range(1, 9))
     state = checkpoint.load(run).state

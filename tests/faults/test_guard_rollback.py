@@ -14,6 +14,7 @@ from trainer.cli import exit_codes
 from trainer.data import stages as data_stages
 from trainer.report.preview import dry_run, inspect_run, plan
 from trainer.report.preview import stages as preview_stages
+from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import checkpoint
 from trainer.training.guard import rollback_file
 from trainer.training.guard.history import Rollback
@@ -169,7 +170,7 @@ def test_when_the_rollbacks_are_used_up_the_run_stops_and_saves_nothing(
 
     (event,) = of_guard(run)
     assert (event["action"], event["policy"], event["step"]) == ("stop", "rollback", 37)
-    assert checkpoint.latest(run) == run / "step-00000035"
+    assert pointer.latest(run) == run / "step-00000035"
     assert len(numbers(run)) == 36
     assert "no weight was updated. Its clips: made-" in started.text()
     assert "Traceback" not in started.text()
@@ -192,7 +193,7 @@ def test_a_rollback_past_newer_checkpoints_leaves_none_of_what_it_gave_up(
 
     assert rollback_file.finish_rollback(run) == ["step-00000015", "step-00000020"]
     assert rollback_file.finish_rollback(run) == []
-    assert checkpoint.latest(run) == run / "step-00000010"
+    assert pointer.latest(run) == run / "step-00000010"
     assert [path.name for path in (run / "samples").iterdir()] == ["step-00000010"]
 
     forks.start(words(recipe, run, "stages.0.steps=20")).succeed()

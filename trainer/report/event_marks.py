@@ -23,6 +23,7 @@ EVENT_INKS = {
 }
 EVENT_INKS |= {
     "checkpoint_damaged": 1,
+    "latest_damaged": 1,
     "clip_substituted": 1,
     "worker_replaced": 1,
     "tracker_failed": 1,

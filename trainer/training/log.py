@@ -15,7 +15,7 @@ from trainer.distributed import memory, mesh
 from trainer.distributed import rank as distributed_rank
 from trainer.distributed.mesh import World
 from trainer.recipe import recipe as recipes
-from trainer.run_folder import clip_losses, jsonl, metrics, process_table
+from trainer.run_folder import clip_losses, jsonl, metrics, pointer, process_table
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import retention
 from trainer.run_folder.checkpoint.async_save import Saved
@@ -137,15 +137,16 @@ def facts_as_text(event: Mapping[str, Any]) -> str:
     return f"{kind} ({', '.join(facts)})" if facts else kind
 
 
-def record_damaged(path: Path, reason: str, kept_as: Path, resumed_from: Path, world: World) -> None:
-    """Print and record a damaged checkpoint that was set aside."""
-    print_line(
-        world, f"{path.name} is damaged ({reason}) Kept as {kept_as.name}; resuming from {resumed_from.name}."
-    )
+def record_damaged(path: Path, reason: str, kept_as: Path | None, resumed_from: Path, world: World) -> None:
+    """Print and record a damaged checkpoint or LATEST, set aside; `kept_as`: None if it was missing."""
+    kept = f"Kept as {kept_as.name}; resuming" if kept_as else "Resuming"
+    print_line(world, f"{path.name} is damaged ({reason}) {kept} from {resumed_from.name}.")
     if world.is_first:
-        facts = {"path": path.name, "kept_as": kept_as.name, "resumed_from": resumed_from.name}
-        step = run_folder_layout.step_of(path)
-        jsonl.record_event(path.parent, "checkpoint_damaged", step, **facts, reason=reason)
+        facts = {"path": path.name, "kept_as": kept_as and kept_as.name, "resumed_from": resumed_from.name}
+        is_latest = path.name == pointer.LATEST
+        step = run_folder_layout.step_of(resumed_from if is_latest else path)
+        kind = "latest_damaged" if is_latest else "checkpoint_damaged"
+        jsonl.record_event(path.parent, kind, step, **facts, reason=reason)
 
 
 def record_data_change(continued: DataPosition, state: TrainState, context: StepContext) -> None:

@@ -17,6 +17,7 @@ from trainer.model.stdit import ModelSpec, STDiT3Config
 from trainer.recipe import changes, skip_windows
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import Stage, TrainRecipe
+from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import checkpoint, checksum, part_metadata, parts, retention
 from trainer.training.guard import history
 from trainer.training.optim import adamw
@@ -220,7 +221,7 @@ def _load_weights(path: Path, state: TrainState, model: STDiT3Config) -> StartRe
         convert,  # needs safetensors, which a training-only machine may lack
     )
 
-    if path.is_dir() and ((path / checkpoint.LATEST).exists() or (path / "manifest.json").exists()):
+    if path.is_dir() and (pointer.is_there(path) or (path / "manifest.json").exists()):
         path = checkpoint.find(path) / "model"
     given = convert.read_open_sora(path, model)
     wanted = dict(state.model.state_dict())
@@ -259,7 +260,7 @@ def start(
         return StartReport(kind=kind, path=path, changed=changed, proof=proof, recipe=saved["recipe"])
 
     check_origin(origin)
-    newest = mesh.run_on_first_rank(lambda: checkpoint.latest(recipe.output), world)
+    newest = mesh.run_on_first_rank(lambda: pointer.latest(recipe.output), world)
     state.origin = origin.word
     if newest is not None:
         saved = checkpoint.read_state(newest)

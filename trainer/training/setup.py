@@ -67,11 +67,10 @@ def locked_run(run: Path, world: World) -> Iterator[None]:
 
 
 def _resume_point(run: Path, world: World) -> Path | None:
-    """Return the run's newest whole checkpoint; report the damaged ones that were set aside."""
+    """Return the run's newest whole checkpoint; report what was damaged and set aside."""
     found, damaged = whole.resume_point(run, world)
     for one in damaged:
         assert found is not None
-        assert one.kept_as is not None
         training_log.record_damaged(one.path, one.reason, one.kept_as, found, world)
     return found
 

@@ -1,7 +1,9 @@
 """A damaged checkpoint ends no run: a start falls back to the newest whole one, and says so."""
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,11 @@ from tests.trainer.shards_for_tests import command_words, events, make_shards, n
 from tests.trainer.training.states import SHORT, same
 from trainer import __main__ as trainer_command
 from trainer.cluster.launch import bad_hosts
+from trainer.distributed.mesh import ALONE
 from trainer.report.preview.dry_run import dry_run, to_text
 from trainer.run_folder import layout as run_folder_layout
-from trainer.run_folder import metrics
-from trainer.run_folder.checkpoint import checkpoint
+from trainer.run_folder import metrics, pointer
+from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.train import train
 from vidcurate.errors import CheckpointError
 
@@ -114,6 +117,82 @@ def test_the_dry_run_says_which_checkpoint_is_damaged_and_changes_nothing(
     assert (run / "step-00000004").is_dir()
 
 
+def folder(latest: Path) -> None:
+    latest.mkdir()
+    (latest / "kept").write_text("kept")
+
+
+LATESTS: dict[str, Callable[[Path], object]] = {
+    "empty": lambda latest: latest.write_bytes(b""),
+    "bytes": lambda latest: latest.write_bytes(bytes(range(256)) * 100),
+    "nul": lambda latest: latest.write_bytes(b"step-00000004\0"),
+    "one bit": lambda latest: latest.write_bytes(b"step-00000005\n"),
+    "cut": lambda latest: latest.write_bytes(b"step-0000000"),
+    "a step that is gone": lambda latest: latest.write_bytes(b"step-99999999\n"),
+    "above": lambda latest: latest.write_bytes(b"../..\n"),
+    "another run's": lambda latest: latest.write_bytes(b"../run/step-00000004\n"),
+    "a folder": folder,
+    "a link to nothing": lambda latest: latest.symlink_to("nothing"),
+    "a link to a checkpoint": lambda latest: latest.symlink_to("step-00000004"),
+    "a link to itself": lambda latest: latest.symlink_to(latest.name),
+    "a link to what never ends": lambda latest: latest.symlink_to("/dev/zero"),
+    "a pipe": lambda latest: os.mkfifo(latest),
+    "missing": lambda latest: None,
+}
+
+
+@pytest.mark.parametrize("damage", LATESTS)
+def test_a_damaged_latest_is_kept_aside_for_the_newest_whole_checkpoint(
+    short_run: Path, tmp_path: Path, damage: str
+) -> None:
+    run = shutil.copytree(short_run, tmp_path / "run")
+    latest = run / "LATEST"
+    latest.unlink()
+    LATESTS[damage](latest)
+    with pytest.raises(CheckpointError, match=r"Name a checkpoint instead, such as .*/run/step-00000004"):
+        checkpoint.find(run)
+    flip_a_bit(run / "step-00000004" / "model" / "__0_0.distcp")
+
+    found, damaged = whole.resume_point(run, ALONE)
+
+    assert found == run / "step-00000002"
+    assert [one.path.name for one in damaged] == ["LATEST", "step-00000004"]
+    aside = {one.name for one in run.glob("damaged-*")}
+    assert aside == {"damaged-step-00000004"} | ({"damaged-LATEST"} if damage != "missing" else set())
+    assert latest.is_file()
+    assert not latest.is_symlink()
+    assert pointer.latest(run) == run / "step-00000002"
+    if damage == "a folder":
+        assert (run / "damaged-LATEST" / "kept").read_text() == "kept"
+
+
+@pytest.mark.parametrize("damage", ["bytes", "a folder", "a pipe"])
+def test_a_run_with_a_damaged_latest_resumes_and_says_so(
+    shards: Path, half_run: Path, capfd: pytest.CaptureFixture[str], short_run: Path, damage: str
+) -> None:
+    (half_run / "LATEST").unlink()
+    LATESTS[damage](half_run / "LATEST")
+    words = command_words(shards, half_run, *SHORT)
+
+    assert trainer_command.main([*words, "--dry-run"]) == 0
+    assert "damaged, will be set aside: " in capfd.readouterr().out
+    assert trainer_command.main(words) == 0
+
+    assert same(half_run, short_run)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "is damaged" in line]
+    assert line.startswith("LATEST is damaged (")
+    assert line.endswith(") Kept as damaged-LATEST; resuming from step-00000002.")
+    (event,) = events(half_run, "latest_damaged")
+    assert (event["step"], event["kept_as"], event["resumed_from"]) == (2, "damaged-LATEST", "step-00000002")
+
+
+def test_a_damaged_latest_without_a_checkpoint_is_refused(half_run: Path) -> None:
+    shutil.rmtree(half_run / "step-00000002")
+    with pytest.raises(CheckpointError, match=r"names 'step-00000002'.* There is no checkpoint left"):
+        whole.resume_point(half_run, ALONE)
+    assert (half_run / "LATEST").read_text() == "step-00000002\n"
+
+
 def test_a_newer_format_is_no_damage(shards: Path, short_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(short_run, tmp_path / "run")
     manifest = run / "step-00000004" / "manifest.json"
@@ -164,4 +243,4 @@ def test_run_and_dry_run_refuse_other_clips_and_another_origin_alike(
             assert trainer_command.main([*command_words(data, run, *SHORT), *flags, *more]) == code
             said.append([line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")])
         assert said[0] == said[1], flags
-    assert checkpoint.latest(half_run) == half_run / "step-00000002"
+    assert pointer.latest(half_run) == half_run / "step-00000002"

@@ -17,7 +17,7 @@ from typing import Any
 from trainer.cluster.node import processes as node_processes
 from trainer.cluster.node.processes import Process
 from trainer.health import gpu as health_gpu
-from trainer.run_folder import process_records
+from trainer.run_folder import pointer, process_records
 
 LOOK_SECONDS = 0.1
 WORKER_SECONDS = 10.0  # for the children of an exited rank to exit on their own
@@ -153,11 +153,9 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def newest(run: Path) -> str | None:
-    """Return the name of the run's newest checkpoint."""
-    try:
-        return (run / "LATEST").read_text().strip() or None
-    except OSError:
-        return None
+    """Return the name of the run's newest checkpoint; None without one, or where LATEST is damaged."""
+    found, _ = pointer.read_latest(run)
+    return found.name if found else None
 
 
 def _ranks(

@@ -20,7 +20,7 @@ from trainer.health import timed_command
 from trainer.health.watch import progress
 from trainer.recipe import recipe as recipes
 from trainer.report.experiment.arms import Chain, Start
-from trainer.run_folder.checkpoint import checkpoint
+from trainer.run_folder import pointer
 from vidcurate.errors import StateError, StorageError, VidcurateError
 from vidcurate.storage import atomic_file
 
@@ -36,8 +36,8 @@ class Stopped(VidcurateError):
 
 
 def is_done(start: Start) -> bool:
-    """Return whether a checkpoint has the start's last step. Raises CheckpointError."""
-    newest = checkpoint.latest(start.folder) if start.folder.is_dir() else None
+    """Return whether a checkpoint has the start's last step. A damaged LATEST is repaired by a start."""
+    newest, _ = pointer.read_latest(start.folder)
     return newest is not None and int(newest.name.removeprefix("step-")) >= start.ends
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.data import open_stage
 from trainer.report.preview import stages as preview_stages
-from trainer.run_folder import jsonl, metrics
+from trainer.run_folder import jsonl, metrics, pointer
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint, checksum, parts, retention
 from trainer.training.optim import adamw
@@ -52,7 +52,7 @@ def describe_run(run: Path) -> dict[str, Any]:
     rounds = metrics.read_metrics(run / metrics.VALIDATION)
     if not lines and not events:
         raise InputError(f"{run}: is neither a checkpoint nor a run (no {jsonl.EVENTS} in it).")
-    newest = checkpoint.latest(run)
+    newest = pointer.latest(run)
     return {
         "run": str(run),
         "checkpoints": [path.name for path in run_folder_layout.checkpoints(run)],

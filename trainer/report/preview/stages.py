@@ -15,7 +15,7 @@ from trainer.model.stdit import STDiT3Config
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import layout as run_folder_layout
-from trainer.run_folder import metrics
+from trainer.run_folder import metrics, pointer
 from trainer.run_folder.checkpoint import checkpoint
 from trainer.training import data_position
 from vidcurate.errors import InputError
@@ -62,7 +62,7 @@ def read_stages(path: Path, settings: Sequence[str] = ()) -> RunStages:
     if not path.is_dir():
         return RunStages(recipe=recipe, stages=stages, done=0)
     is_run = not (path / "manifest.json").is_file()
-    run, newest = (path, checkpoint.latest(path)) if is_run else (path.parent, path)
+    run, newest = (path, pointer.latest(path)) if is_run else (path.parent, path)
     lines = metrics.read_metrics(run / metrics.METRICS) if is_run else []
     state = checkpoint.read_state(newest) if newest else None
     if state and state["stage_number"] < len(stages):

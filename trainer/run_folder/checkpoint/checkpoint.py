@@ -15,7 +15,6 @@ writes background saves (save_process.py).
 """
 
 import json
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
+from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import part_metadata, parts
 from trainer.run_folder.layout import checkpoints, folder_name
 from vidcurate import __version__
@@ -42,10 +42,8 @@ from vidcurate.storage import atomic_file
 from vidcurate.storage.checksum import sha256_file
 
 FORMAT = 2
-LATEST = "LATEST"
 PARTS = ("model", "ema", "optimizer")
 HASHING_THREADS = 4  # hashing releases the GIL
-_NAME = re.compile(r"^step-(\d{8,})$")
 
 
 class ShardWriter(Protocol):
@@ -126,7 +124,7 @@ def save(
         for folder in (*(partial / name for name in tensors), partial):
             atomic_file.fsync_folder(folder)
         _put(partial, final)
-        point(run, final.name)
+        pointer.point(run, final.name)
 
     try:
         mesh.run_on_first_rank(empty, world)
@@ -158,41 +156,6 @@ def _put(partial: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def point(run: Path, name: str) -> None:
-    """Make LATEST name this checkpoint."""
-    atomic_file.put(run / LATEST, name + "\n")
-
-
-def latest(run: Path) -> Path | None:
-    """Return the checkpoint that LATEST names; None for a run without checkpoints.
-
-    Without LATEST a single checkpoint is the newest: a kill may have come between the first save and LATEST.
-    Raises CheckpointError where LATEST names no checkpoint, or is missing while there are several.
-    """
-    pointer = run / LATEST
-    there = checkpoints(run)
-    if not pointer.exists():
-        if len(there) == 1:
-            return there[0]
-        if there:
-            raise CheckpointError(
-                f"{pointer}: is missing, but {there[-1].name} exists. "
-                f"To resume from it: echo {there[-1].name} > {pointer}"
-            )
-        return None
-    name = pointer.read_bytes().decode("utf-8", "replace").strip()
-    if run / name in there and _NAME.match(name):
-        return run / name
-    instead = (
-        f"To resume from {there[-1].name}: echo {there[-1].name} > {pointer}"
-        if there
-        else "There is no checkpoint left."
-    )
-    raise CheckpointError(
-        f"{pointer}: names {name[:60]!r}, which is not a complete checkpoint of this run. {instead}"
-    )
-
-
 def find(path: Path) -> Path:
     """Return the checkpoint at `path`, or for a run folder the one that LATEST names.
 
@@ -200,14 +163,15 @@ def find(path: Path) -> Path:
     """
     if (path / "manifest.json").is_file():
         return path
-    if (path / LATEST).exists() or checkpoints(path):
-        found = latest(path)
+    if pointer.is_there(path) or checkpoints(path):
+        found = pointer.latest(path)
         assert found is not None
         return found
     if not path.exists():
         raise MissingError(f"{path}: no such checkpoint or run folder.")
     raise CheckpointError(
-        f"{path}: neither a checkpoint (no manifest.json in it: half copied?) nor a run folder (no {LATEST})."
+        f"{path}: neither a checkpoint (no manifest.json in it: half copied?) nor a run folder "
+        f"(no {pointer.LATEST})."
     )
 
 

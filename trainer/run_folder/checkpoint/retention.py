@@ -4,8 +4,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.run_folder.checkpoint.checkpoint import _json_file, latest
+from trainer.run_folder.checkpoint.checkpoint import _json_file
 from trainer.run_folder.layout import checkpoints, step_of
+from trainer.run_folder.pointer import latest
 from vidcurate.errors import StorageError
 
 

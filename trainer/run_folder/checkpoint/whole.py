@@ -1,17 +1,20 @@
-"""Newest whole checkpoint of a run; damaged newer ones are set aside.
+"""Newest whole checkpoint of a run; what is damaged in it is set aside.
 
 A checkpoint is whole if every file has the size and SHA-256 of its manifest. One damaged byte in the newest
 checkpoint must not end an unattended run, so a start falls back to the one before. The damaged folder becomes
-RUN/damaged-step-…, a name that no reader takes for a checkpoint.
+RUN/damaged-step-…, a name that no reader takes for a checkpoint. Where LATEST is damaged, the checkpoint of
+the highest step is the newest.
 """
 
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.distributed import mesh
 from trainer.distributed.mesh import World
 from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import checkpoint
 from vidcurate.errors import CheckpointError, CheckpointFormatError, StorageError
 from vidcurate.storage import atomic_file
@@ -21,7 +24,10 @@ ASIDE = "damaged-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damaged:
-    """A damaged checkpoint: where it was, what is wrong, and its new folder once it has been set aside."""
+    """A damaged checkpoint or LATEST: where it was, what is wrong, its new name once it has been set aside.
+
+    A LATEST that is missing has no new name.
+    """
 
     path: Path
     reason: str
@@ -49,10 +55,18 @@ def first_whole(
     return None, tuple(damaged)
 
 
-def _newest_first(run: Path) -> list[Path]:
-    newest = checkpoint.latest(run)
-    there = run_folder_layout.checkpoints(run) if newest else []
-    return there[there.index(newest) :: -1] if newest in there else []
+def _newest_first(run: Path) -> tuple[list[Path], tuple[Damaged, ...]]:
+    """Return the checkpoints to resume from, the newest first, and LATEST if it is damaged.
+
+    Raises CheckpointError for a damaged LATEST of a run without checkpoints.
+    """
+    newest, fault = pointer.read_latest(run)
+    there = run_folder_layout.checkpoints(run)
+    if fault and not there:
+        raise CheckpointError(f"{fault} There is no checkpoint left.")
+    if fault:
+        return there[::-1], (Damaged(path=run / pointer.LATEST, reason=fault),)
+    return (there[there.index(newest) :: -1] if newest in there else []), ()
 
 
 def resume_point(run: Path, world: World) -> tuple[Path | None, tuple[Damaged, ...]]:
@@ -61,16 +75,14 @@ def resume_point(run: Path, world: World) -> tuple[Path | None, tuple[Damaged, .
     A collective. LATEST names the returned checkpoint afterwards. Without a whole checkpoint the folder stays
     as it was: raises CheckpointError for the newest one. Raises StorageError where the disk refuses.
     """
-    whole, damaged = first_whole(
-        mesh.run_on_first_rank(lambda: _newest_first(run), world),
-        lambda path: checkpoint.verify(path, world=world),
-    )
-    if not damaged:
-        return whole, ()
-    if whole is None:
+    there, damaged_latest = mesh.run_on_first_rank(lambda: _newest_first(run), world)
+    whole, damaged = first_whole(there, lambda path: checkpoint.verify(path, world=world))
+    if damaged and whole is None:
         more = f" None of the {len(damaged)} checkpoints of this run is whole." if len(damaged) > 1 else ""
         raise CheckpointError(f"{damaged[0].reason}{more}")
-    return whole, mesh.run_on_first_rank(lambda: _set_aside(run, whole, damaged), world)
+    if whole is None or not (damaged or damaged_latest):
+        return whole, ()
+    return whole, mesh.run_on_first_rank(lambda: _set_aside(run, whole, damaged_latest, damaged), world)
 
 
 def likely_resume_point(run: Path) -> tuple[Path | None, tuple[Damaged, ...]]:
@@ -80,25 +92,36 @@ def likely_resume_point(run: Path) -> tuple[Path | None, tuple[Damaged, ...]]:
         checkpoint.check_sizes(path, checkpoint.PARTS)
         checkpoint.read_state(path)
 
-    whole, damaged = first_whole(_newest_first(run), check)
+    there, damaged_latest = _newest_first(run)
+    whole, damaged = first_whole(there, check)
     if damaged and whole is None:
         raise CheckpointError(damaged[0].reason)
-    return whole, damaged
+    return whole, (*damaged_latest, *damaged)
 
 
-def _set_aside(run: Path, whole: Path, damaged: Sequence[Damaged]) -> tuple[Damaged, ...]:
-    """Point LATEST to the whole checkpoint, then rename the damaged ones."""
-    moved = []
+def _set_aside(
+    run: Path, whole: Path, latest: Sequence[Damaged], checkpoints: Sequence[Damaged]
+) -> tuple[Damaged, ...]:
+    """Rename a damaged LATEST, point a new one to the whole checkpoint, then rename the damaged checkpoints.
+
+    After a kill in between, the next start does the rest.
+    """
     try:
-        checkpoint.point(run, whole.name)
-        for one in damaged:
-            kept_as = run / f"{ASIDE}{one.path.name}"
-            number = 2
-            while kept_as.exists():
-                kept_as, number = run / f"{ASIDE}{one.path.name}-{number}", number + 1
-            one.path.rename(kept_as)
-            moved.append(Damaged(path=one.path, reason=one.reason, kept_as=kept_as))
+        moved = [replace(one, kept_as=_rename(one.path)) for one in latest]
+        pointer.point(run, whole.name)
+        moved += [replace(one, kept_as=_rename(one.path)) for one in checkpoints]
         atomic_file.fsync_folder(run)
     except OSError as error:
-        raise StorageError(f"{run}: a damaged checkpoint cannot be renamed ({error}).") from error
+        raise StorageError(f"{run}: what is damaged in it cannot be renamed ({error}).") from error
     return tuple(moved)
+
+
+def _rename(path: Path) -> Path | None:
+    """Rename a damaged file or folder, and return its new path; None if there is none."""
+    if not os.path.lexists(path):
+        return None
+    kept_as, number = path.with_name(f"{ASIDE}{path.name}"), 2
+    while os.path.lexists(kept_as):
+        kept_as, number = path.with_name(f"{ASIDE}{path.name}-{number}"), number + 1
+    path.rename(kept_as)
+    return kept_as

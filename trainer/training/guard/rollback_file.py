@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import checkpoint, retention
 from trainer.training.guard import history
 from trainer.training.guard.history import Rollback
@@ -59,7 +60,7 @@ def finish_rollback(run: Path) -> list[str]:
     LATEST then names the rollback's checkpoint, or one saved since. Raises StorageError.
     """
     rollbacks = read_rollbacks(run)
-    newest = checkpoint.latest(run) if rollbacks else None
+    newest = pointer.latest(run) if rollbacks else None
     if newest is None or _known(checkpoint.read_state(newest)) >= len(rollbacks):
         return []
     to_step = rollbacks[-1].to_step
@@ -75,7 +76,7 @@ def finish_rollback(run: Path) -> list[str]:
                 with suppress(FileNotFoundError):  # a sample server may be replacing it
                     shutil.rmtree(folder)
         if run_folder_layout.step_of(newest) > to_step:
-            checkpoint.point(run, run_folder_layout.folder_name(to_step))
+            pointer.point(run, run_folder_layout.folder_name(to_step))
         retention.delete_checkpoints(gone)
     except OSError as error:
         raise StorageError(f"{run}: the rollback to step {to_step} cannot be finished ({error}).") from error

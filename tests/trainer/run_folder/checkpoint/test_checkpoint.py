@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tests.trainer.run_folder.checkpoint.saved_parts import STATE, parts
 from trainer.distributed.mesh import ALONE
 from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import async_save, checkpoint, checksum, retention
 from vidcurate.errors import CheckpointError, StorageError
 
@@ -165,14 +166,14 @@ def test_the_checksum_sees_values_places_names_and_dtypes() -> None:
 
 
 def test_a_run_without_checkpoints_has_no_latest(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path) is None
-    assert checkpoint.latest(tmp_path / "nothing there") is None
+    assert pointer.latest(tmp_path) is None
+    assert pointer.latest(tmp_path / "nothing there") is None
 
 
 def test_a_kill_between_the_first_save_and_its_name_loses_nothing(run: Path) -> None:
     (run / "LATEST").unlink()
 
-    assert checkpoint.latest(run) == run / "step-00000100"
+    assert pointer.latest(run) == run / "step-00000100"
     assert checkpoint.find(run) == run / "step-00000100"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import checkpoint, part_metadata
 from trainer.run_folder.checkpoint import parts as dcp
 from vidcurate.errors import CheckpointError, MissingError
@@ -64,7 +65,7 @@ DAMAGES = {
     "unlisted": (lambda c: edit(c / "manifest.json", files={}), r"does not list model/\.metadata"),
     "latest nowhere": (
         lambda c: (c.parent / "LATEST").write_text("step-00000999"),
-        "names 'step-00000999'.*echo",
+        "names 'step-00000999'.*Name a checkpoint instead, such as .*step-00000100",
     ),
     "latest outside": (
         lambda c: (c.parent / "LATEST").write_text("../elsewhere"),
@@ -133,9 +134,11 @@ def test_a_state_with_one_other_byte_is_refused_by_every_reader(run: Path) -> No
 
 
 @pytest.mark.parametrize("data", [b"step-000001\xff0\n", b"[" * 100_000, b""])
-def test_a_damaged_pointer_is_one_short_line_that_says_what_to_write(run: Path, data: bytes) -> None:
-    (run / checkpoint.LATEST).write_bytes(data)
+def test_a_damaged_pointer_is_one_short_line_that_names_a_checkpoint(run: Path, data: bytes) -> None:
+    (run / pointer.LATEST).write_bytes(data)
 
-    with pytest.raises(CheckpointError, match=r"echo step-00000100 > ") as caught:
-        checkpoint.latest(run)
+    with pytest.raises(
+        CheckpointError, match=r"Name a checkpoint instead, such as .*/step-00000100; "
+    ) as caught:
+        pointer.latest(run)
     assert len(str(caught.value)) < 600
