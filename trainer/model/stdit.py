@@ -101,11 +101,11 @@ class ModelSpec(Recipe):
 class STDiT3Config(ModelSpec):
     """The fields of the original's configuration, and `reproduce`: a model with its encoders' widths."""
 
-    caption_channels: int = Field(default=4096, gt=0)
+    caption_channels: int = Field(default=4096, gt=0, le=65_536)
     """width of the text encoder's features"""
-    model_max_length: int = Field(default=300, gt=0)
+    model_max_length: int = Field(default=300, gt=0, le=65_536)
     """most text tokens"""
-    in_channels: int = Field(default=4, gt=0)
+    in_channels: int = Field(default=4, gt=0, le=65_536)
     """channels of a latent"""
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.model.weight_shards import listed_shards
 from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError
 from vidcurate.storage.stored_zip import require_stored_file
 
@@ -82,7 +83,7 @@ def tensors_of(path: Path, *, key: str, shapes_alone: bool = False) -> dict[str,
 
     Reads safetensors, also in parts beside their index, and PyTorch's own files (weights only, no code).
     `shapes_alone`: the tensors are on the meta device, and of a file only its list of them is read. Raises
-    InputError for a folder without weights, CheckpointError for a file that cannot be read.
+    InputError for a folder without weights, CheckpointError for a file or an index that cannot be read.
     """
     if path.is_dir():
         found = [path / name for name in WEIGHTS if (path / name).is_file()]
@@ -90,10 +91,9 @@ def tensors_of(path: Path, *, key: str, shapes_alone: bool = False) -> dict[str,
             raise InputError(f"{key}: {path} holds no weights; one of {', '.join(WEIGHTS)} is needed there.")
         path = found[0]
     if path.suffix == ".json":
-        names = sorted(set(read_json(path).get("weight_map", {}).values()))
         return {
             name: value
-            for part in names
+            for part in listed_shards(path)
             for name, value in tensors_of(path.parent / part, key=key, shapes_alone=shapes_alone).items()
         }
     try:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from trainer.model.layers import rope_frequencies
 from trainer.model.stdit import XL_2, ModelSpec, STDiT3Config
+from trainer.model.weight_shards import listed_shards
 from trainer.run_folder.checkpoint import checkpoint, part_metadata
 from trainer.run_folder.checkpoint.pixart import state_shapes
 from vidcurate.errors import CheckpointError, InputError, MissingError, StorageError, WeightsError
@@ -90,17 +91,8 @@ def read_tensors(source: Path) -> dict[str, object]:
 
 
 def _read_shards(index: Path) -> dict[str, object]:
-    try:
-        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        shards: dict[str, set[str]] = {}
-        for name, shard in listed.items():
-            shards.setdefault(str(shard), set()).add(name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{index}: is not an index of shards ({_first_line(error)}).") from error
     merged: dict[str, object] = {}
-    for shard, names in sorted(shards.items()):
-        if Path(shard).name != shard:
-            raise WeightsError(f"{index}: names the shard {shard}, which is not beside it.")
+    for shard, names in listed_shards(index).items():
         held = read_tensors(index.parent / shard)
         if set(held) != names:
             wrong = sorted(set(held) ^ names)[0]
@@ -238,16 +230,24 @@ def _write_tensors(state: Mapping[str, Tensor], folder: Path, shard_bytes: int |
         groups[-1][name] = state[name].detach().cpu().contiguous()
         filled += size
     if shard_bytes is None:
-        save_file(groups[0], folder / WHOLE, metadata={"format": "pt"})
+        _write_file(groups[0], folder / WHOLE)
         return
     listed: dict[str, str] = {}
     for number, group in enumerate(groups, start=1):
         shard = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        save_file(group, folder / shard, metadata={"format": "pt"})
+        _write_file(group, folder / shard)
         listed |= dict.fromkeys(group, shard)
     total = sum(value.numel() * value.element_size() for value in state.values())
     index = {"metadata": {"total_size": total}, "weight_map": listed}
     (folder / f"{WHOLE}.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_file(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file with the umask's permissions, where `save_file` has 0600."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def part_of(source: Path, *, raw: bool) -> Path:

@@ -41,6 +41,8 @@ def test_weights_go_out_and_come_back_bit_for_bit(
         assert back[name].dtype == value.dtype
         assert torch.equal(back[name], value)
     shards = sorted(folder.glob("*.safetensors"))
+    # safetensors keeps a file to its user: others of a cluster could read the configuration alone.
+    assert {path.stat().st_mode for path in shards} == {(folder / "config.json").stat().st_mode}
     if shard_bytes is None:
         assert [shard.name for shard in shards] == ["model.safetensors"]
     else:
@@ -135,7 +137,7 @@ def test_shards_and_their_index_must_agree(tmp_path: Path, model_state: dict[str
         convert.read_open_sora(folder)
     listed["weight_map"][dropped] = "../elsewhere.safetensors"
     index.write_text(json.dumps(listed))
-    with pytest.raises(CheckpointError, match=r"elsewhere.safetensors, which is not beside it"):
+    with pytest.raises(CheckpointError, match=r"elsewhere.safetensors', which is no weights file beside it"):
         convert.read_open_sora(folder)
     index.write_text("{}")
     with pytest.raises(CheckpointError, match="is not an index of shards"):
@@ -159,6 +161,13 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, model_state: di
     assert not stray.exists()
     with pytest.raises(StorageError, match="cannot be written"):
         convert.write_open_sora(model_state, TINY, tmp_path / "weights" / "config.json" / "below")
+
+
+@pytest.mark.parametrize("key", ["caption_channels", "model_max_length", "in_channels", "hidden_size"])
+def test_a_size_that_no_tensor_has_is_refused(tmp_path: Path, key: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({key: 10**30}))
+    with pytest.raises(CheckpointError, match=f"not an STDiT3 configuration .{key}"):
+        convert.read_config(tmp_path)
 
 
 def test_a_configuration_that_is_nobodys_is_refused(tmp_path: Path) -> None:
