@@ -15,6 +15,7 @@
     │   ├── CheckpointFormatError   exit code 2: a checkpoint that another version has written
     │   └── WeightsError            exit code 2: a weights file that no model can be read from
     ├── StorageError                an error of the disk or the network
+    │   └── ObjectError             a file at a URL that cannot be had
     ├── BadNodeError                exit code 77: a node failed its preflight; restart without it
     └── FailureLimitError           exit code 3: the work is done, and more failed than the limit allows
 
@@ -117,6 +118,14 @@ class WeightsError(CheckpointError):
 
 class StorageError(VidcurateError):
     """Error of the disk or the network."""
+
+
+class ObjectError(StorageError):
+    """File at a URL that cannot be had. `status`: 404 not there, 403 refused, None what may pass."""
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class BadNodeError(VidcurateError):

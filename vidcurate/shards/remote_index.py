@@ -1,6 +1,6 @@
 """Remote index: shards at a URL, with a cached index and pinned versions.
 
-A light module: obstore is loaded by the first request.
+A light module: obstore is loaded by the first request to a bucket.
 """
 
 from collections.abc import Iterable, Mapping

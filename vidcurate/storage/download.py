@@ -1,32 +1,22 @@
 """Download of whole files by URL, from object stores and web servers.
 
-`s3://`, `gs://`, `az://` and `http(s)://` go through obstore (the extra `remote`), which takes its settings
-from the environment (AWS_…, GOOGLE_…, AZURE_…) and asks again when a server is busy. What is not there is
-`missing`, what may be there the next time is `io_error`: rows of a table like any other failure.
+`object_store` asks again when a server is busy, for at most a minute of pauses a file: a worker has a time
+limit. What is not there is `missing`, what may be there the next time is `io_error`: rows of a table like any
+other failure.
 """
 
-import errno
 import hashlib
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
-from vidcurate.errors import InputError, MediaError, StorageError
-from vidcurate.storage import atomic_file, object_store
+from vidcurate.errors import InputError, MediaError, ObjectError
+from vidcurate.storage import atomic_file, http_objects, object_store
 from vidcurate.storage.object_store import SCHEMES, is_url
 
-_PAUSES_SECONDS = (0.2, 1.0)  # before each further try of a file that broke off in the middle
-_RETRY = {
-    "max_retries": 4,
-    "retry_timeout": timedelta(seconds=60),
-    "backoff": {"init_backoff": timedelta(seconds=0.2), "max_backoff": timedelta(seconds=10), "base": 2},
-}
-_REQUEST_SECONDS = 60.0
+_PAUSE_SECONDS = 60.0  # of all pauses for one file
 
 
 def digest(folder: str | Path, paths: Iterable[str]) -> str:
@@ -49,7 +39,15 @@ def digest(folder: str | Path, paths: Iterable[str]) -> str:
 
 def join(folder: str | Path, path: str) -> str:
     """Return where the file `path` (relative, forward slashes) of a folder lies, for a worker anywhere."""
-    return f"{folder.rstrip('/')}/{path}" if isinstance(folder, str) else str((folder / path).absolute())
+    if isinstance(folder, Path):
+        return str((folder / path).absolute())
+    return f"{folder.rstrip('/')}/{quote(path) if http_objects.is_http(folder) else path}"
+
+
+def _name(url: str) -> str:
+    """Return the file's name at a URL."""
+    name = PurePosixPath(unquote(urlsplit(url).path) if http_objects.is_http(url) else url).name
+    return name if name.isprintable() and name not in ("", "..") else "file"
 
 
 def require(folder: str | Path) -> None:
@@ -60,54 +58,41 @@ def require(folder: str | Path) -> None:
         return
     if not is_url(folder):
         raise InputError(f"{folder}: no URL that is read; they begin with {', '.join(SCHEMES)}.")
-    object_store.require()
-
-
-@lru_cache(maxsize=64)
-def _store(folder: str) -> Any:
-    return object_store.new_store(folder, _REQUEST_SECONDS, _RETRY)
-
-
-def _download(url: str, target: Path) -> None:
-    import obstore
-
-    folder, _, name = url.rpartition("/")
-    with target.open("wb") as file:
-        for chunk in obstore.get(_store(folder), name).stream():
-            file.write(chunk)
+    object_store.require(folder)
 
 
 def fetch(url: str, target: Path) -> None:
     """Write the file at `url` to `target`.
 
-    Raises MediaError (`missing`, `unreadable` when it is refused, `io_error` after several tries), and
-    StorageError when there is no room for it here.
+    Raises MediaError (`missing`, `unreadable` when it is refused, `io_error` after several tries, or when the
+    server asks for a longer pause than `_PAUSE_SECONDS`), and StorageError when there is no room for it here.
     """
-    from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+    name, waited = _name(url), 0.0
 
-    name = PurePosixPath(url).name
-    for pause in (*_PAUSES_SECONDS, None):
-        try:
-            _download(url, target)
-        except (NotFoundError, FileNotFoundError) as error:
+    def pause(url: str, reason: str, seconds: float) -> None:
+        nonlocal waited
+        waited += seconds
+        if waited > _PAUSE_SECONDS:
+            reason = f"{reason}; more than {_PAUSE_SECONDS:g} s of pauses, the next of {seconds:,.0f} s"
+            raise MediaError(f"{name}: cannot be fetched ({reason}).", kind="io_error")
+        object_store.sleep(url, reason, seconds)
+
+    try:
+        with atomic_file.storage_errors(target), target.open("wb") as file:
+            object_store.write_whole(url, file, pause)
+    except ObjectError as error:
+        if error.status == 404:
             raise MediaError(f"{name}: no such file at its URL.", kind="missing") from error
-        except (PermissionDeniedError, UnauthenticatedError, PermissionError) as error:
+        if error.status == 403:
             raise MediaError(f"{name}: the server refuses it to us.", kind="unreadable") from error
-        except (BaseError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageError(f"{target.parent}: no room for {name} ({error.strerror}).") from error
-            if pause is None:
-                reason = object_store.first_line(error)
-                raise MediaError(f"{name}: cannot be fetched ({reason}).", kind="io_error") from error
-            time.sleep(pause)
-        else:
-            return
+        reason = str(error).removeprefix(f"{url}: ").rstrip(".")
+        raise MediaError(f"{name}: cannot be fetched ({reason}).", kind="io_error") from error
 
 
 def kept(url: str, folder: Path) -> Path:
     """Return the file at `url` as it lies in `folder`: fetched once. Raises InputError, StorageError."""
     require(url.rpartition("/")[0])
-    path = folder / PurePosixPath(url).name
+    path = folder / _name(url)
     if not path.exists():
         try:
             with atomic_file.storage_errors(path):
@@ -129,6 +114,6 @@ def local(place: str) -> Iterator[Path]:
         yield Path(place)
         return
     with tempfile.TemporaryDirectory(prefix="vidcurate-") as folder:
-        path = Path(folder) / PurePosixPath(place).name
+        path = Path(folder) / _name(place)
         fetch(place, path)
         yield path

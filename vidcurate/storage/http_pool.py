@@ -1,40 +1,76 @@
 """HTTP requests through a pool of open connections, for small reads of a server.
 
 A new connection costs two to four round trips (TCP, TLS), as long as a small range takes itself. A connection
-goes back to the pool when its answer has been read to the end. The standard library alone: a fetch needs no
-extra. Behind a proxy (`https_proxy` and its kind) every request opens a connection, through urllib.
+goes back to the pool when its answer has been read to the end, also behind a proxy (`http_proxy`,
+`https_proxy`, `no_proxy`). The standard library alone: http needs no extra.
 """
 
+import atexit
+import base64
 import http.client
 import io
+import os
 import socket
 import ssl
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, cast
-from urllib.parse import SplitResult, urljoin, urlsplit
+from typing import Any, Self
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 _MOST_IDLE = 32  # open connections that one server keeps for us
 _MOST_REDIRECTS = 10
 _REDIRECT_BYTES = 1 << 16
 _REDIRECTS = (301, 302, 303, 307, 308)
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
 _PACE_BYTES = 1 << 16  # that must come within the timeout, waiting alone counted
 _MOST_HEAD_BYTES = 1 << 20  # of status and headers, interim answers (100 Continue) included
+_CHUNK_BYTES = 1 << 16
+LONGEST_WAIT_SECONDS = 600.0  # longest Retry-After that a command waits for
 
-_Place = tuple[str, str, float]  # scheme, host and port, timeout in seconds
+_Place = tuple[str, str, str, float]  # scheme, host and port, the proxy's URL or "", timeout in seconds
 _idle: dict[_Place, list[http.client.HTTPConnection]] = {}
 _lock = Lock()
+
+
+def close_idle() -> None:
+    """Close the connections that no request uses."""
+    while _idle:
+        for connection in _idle.popitem()[1]:
+            connection.close()
+
+
+def _after_fork() -> None:
+    """Leave the open connections to the parent: two processes would read each other's answers."""
+    global _lock
+    _lock = Lock()
+    close_idle()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(close_idle)
 
 
 @lru_cache(maxsize=1)
 def _context() -> ssl.SSLContext:
     return ssl.create_default_context()
+
+
+class StatusError(OSError):
+    """Answer of a status that is no success; `wait_seconds` is how long it asks to be left alone (or 0)."""
+
+    def __init__(self, status: int, reason: str, wait_seconds: float = 0.0) -> None:
+        super().__init__(f"the server answers {status}" + ("" if status in _PASSING else f" {reason}"[:100]))
+        self.status, self.wait_seconds = status, wait_seconds
+
+    @property
+    def is_passing(self) -> bool:
+        """Return whether the same request may succeed later."""
+        return self.status in _PASSING
 
 
 class _PacedFile(io.RawIOBase):
@@ -87,13 +123,27 @@ class Answer:
     """An answer's body: `read` and `close`; as a context manager it closes. `status`, `headers`, `reason`."""
 
     def __init__(
-        self, response: http.client.HTTPResponse, connection: http.client.HTTPConnection | None, place: _Place
+        self, response: http.client.HTTPResponse, connection: http.client.HTTPConnection, place: _Place
     ) -> None:
-        self._response, self._connection, self._place = response, connection, place
+        self._response, self._place = response, place
+        self._connection: http.client.HTTPConnection | None = connection
         self.status, self.reason, self.headers = response.status, response.reason, response.headers
 
     def read(self, size: int = -1, /) -> bytes:
         return self._response.read(None if size < 0 else size)
+
+    def chunks(self, most_bytes: int | None = None) -> Iterator[bytes]:
+        """Yield the body, or its first `most_bytes`. Raises OSError when it ends before that."""
+        left = most_bytes
+        while left is None or left > 0:
+            data = self.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES))
+            if not data:
+                break
+            left = None if left is None else left - len(data)
+            yield data
+        missing = self._response.length if left is None else left
+        if missing:
+            raise OSError(f"the body ended {missing:,} bytes early")
 
     def close(self) -> None:
         """Give the connection back when the body has been read to the end, else close it."""
@@ -134,8 +184,13 @@ def retry_after(value: str | None) -> float | None:
     return max(0.0, seconds) if seconds == seconds else None
 
 
-def get(url: str, headers: Mapping[str, str], timeout_seconds: float) -> Answer:
-    """Return the answer to a GET request, of any status; redirects are followed.
+def wait_of(error: BaseException) -> float:
+    """Return for how many seconds the server that answered asks to be left alone, 0 for no answer."""
+    return error.wait_seconds if isinstance(error, StatusError) else 0.0
+
+
+def get(url: str, headers: Mapping[str, str], timeout_seconds: float, method: str = "GET") -> Answer:
+    """Return the answer to a request, of any status; redirects are followed.
 
     Raises OSError and http.client.HTTPException for a failed connection, and ValueError for a URL that is
     none, or a redirect to what is not HTTP.
@@ -144,7 +199,7 @@ def get(url: str, headers: Mapping[str, str], timeout_seconds: float) -> Answer:
         place = urlsplit(url)
         if place.scheme not in ("http", "https") or not place.hostname:
             raise ValueError(f"{url}: no HTTP address")
-        answer = _answer(url, place, headers, timeout_seconds)
+        answer = _answer(place, headers, timeout_seconds, method)
         target = answer.headers.get("Location") if answer.status in _REDIRECTS else None
         if target is None:
             return answer
@@ -154,46 +209,72 @@ def get(url: str, headers: Mapping[str, str], timeout_seconds: float) -> Answer:
     raise OSError(f"{url}: more than {_MOST_REDIRECTS} redirects")
 
 
-def _answer(url: str, place: SplitResult, headers: Mapping[str, str], timeout_seconds: float) -> Answer:
-    key = (place.scheme, place.netloc.rpartition("@")[2], timeout_seconds)
-    if urllib.request.getproxies().get(place.scheme) and not urllib.request.proxy_bypass(
-        place.hostname or ""
-    ):
-        return Answer(_through_proxy(url, headers, timeout_seconds), None, key)
+def ask(url: str, headers: Mapping[str, str], timeout_seconds: float, method: str = "GET") -> Answer:
+    """Return the answer to a request that succeeds. Raises as `get`, and StatusError."""
+    answer = get(url, headers, timeout_seconds, method)
+    if answer.status < 300:
+        return answer
+    answer.close()
+    wait = retry_after(answer.headers.get("Retry-After"))
+    raise StatusError(answer.status, answer.reason, wait or 0.0)
+
+
+def _answer(place: SplitResult, headers: Mapping[str, str], timeout_seconds: float, method: str) -> Answer:
+    host = place.netloc.rpartition("@")[2]
+    proxy = urllib.request.getproxies().get(place.scheme, "")
+    if proxy and urllib.request.proxy_bypass(host):
+        proxy = ""
+    key = (place.scheme, host, proxy, timeout_seconds)
     target = (place.path or "/") + (f"?{place.query}" if place.query else "")
-    while True:
-        with _lock:
-            connection = _idle.get(key, []).pop() if _idle.get(key) else None
-        is_new = connection is None
-        connection = connection or _connection(key)
+    headers = dict(headers)
+    if proxy and place.scheme == "http":
+        target = f"http://{host}{target}"
+        headers |= _proxy_login(proxy)
+    with _lock:
+        connection = _idle[key].pop() if _idle.get(key) else None
+    if connection is not None:
         try:
-            connection.request("GET", target, headers=dict(headers))
-            return Answer(connection.getresponse(), connection, key)
+            return _sent(connection, key, method, target, headers)
         except (http.client.RemoteDisconnected, ConnectionError, http.client.CannotSendRequest):
-            connection.close()
-            if is_new:  # an idle one may have been closed by the server: the next, at last a new one
-                raise
-        except BaseException:
-            connection.close()
-            raise
+            with _lock:  # the server has closed it, and may have closed the others
+                stale = _idle.pop(key, [])
+            for one in stale:
+                one.close()
+    return _sent(_connection(key), key, method, target, headers)
+
+
+def _sent(
+    connection: http.client.HTTPConnection, key: _Place, method: str, target: str, headers: dict[str, str]
+) -> Answer:
+    try:
+        connection.request(method, target, headers=headers)
+        return Answer(connection.getresponse(), connection, key)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _connection(key: _Place) -> http.client.HTTPConnection:
-    scheme, host, timeout = key
+    scheme, host, proxy, timeout = key
+    near = _proxy_parts(proxy).netloc.rpartition("@")[2] if proxy else host
     connection = (
-        http.client.HTTPSConnection(host, timeout=timeout, context=_context())
+        http.client.HTTPSConnection(near, timeout=timeout, context=_context())
         if scheme == "https"
-        else http.client.HTTPConnection(host, timeout=timeout)
+        else http.client.HTTPConnection(near, timeout=timeout)
     )
     connection.response_class = _Response
+    if proxy and scheme == "https":
+        connection.set_tunnel(host, headers=_proxy_login(proxy))
     return connection
 
 
-def _through_proxy(url: str, headers: Mapping[str, str], timeout_seconds: float) -> http.client.HTTPResponse:
-    try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(
-            urllib.request.Request(url, headers=dict(headers)), timeout=timeout_seconds
-        )
-    except urllib.error.HTTPError as error:
-        return cast(http.client.HTTPResponse, error.fp)
-    return response
+def _proxy_parts(proxy: str) -> SplitResult:
+    return urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+
+
+def _proxy_login(proxy: str) -> dict[str, str]:
+    parts = _proxy_parts(proxy)
+    if parts.username is None:
+        return {}
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}

@@ -21,9 +21,7 @@ from vidcurate.storage import http_pool
 TAIL_BYTES = 1 << 18  # read at once from the end of a file: most central directories lie in it whole
 TIMEOUT_SECONDS = 60.0
 ATTEMPTS = 5
-LONGEST_WAIT_SECONDS = 600.0  # longest Retry-After that a fetch waits for
 _CHUNK = 1 << 20
-_TRANSIENT = (429, 500, 502, 503, 504)
 
 
 class Readable(Protocol):
@@ -42,14 +40,6 @@ class Piece:
     stamp: str
 
 
-class BusyError(OSError):
-    """Answer of a busy server, which asks for `wait_seconds` without a request (Retry-After; 0 without)."""
-
-    def __init__(self, message: str, wait_seconds: float) -> None:
-        super().__init__(message)
-        self.wait_seconds = wait_seconds
-
-
 def is_url(place: str) -> bool:
     return place.startswith(("http://", "https://"))
 
@@ -57,17 +47,16 @@ def is_url(place: str) -> bool:
 def _request(url: str, first: int, last: int) -> http_pool.Answer:
     """Return the response to a request for the bytes `first` to `last`. Raises InputError, OSError."""
     try:
-        response = http_pool.get(url, {"Range": f"bytes={first}-{last}"}, TIMEOUT_SECONDS)
+        response = http_pool.ask(url, {"Range": f"bytes={first}-{last}"}, TIMEOUT_SECONDS)
     except ValueError as error:
         raise InputError(f"{url}: cannot be asked for ({error}).") from error
+    except http_pool.StatusError as error:
+        if error.is_passing:
+            raise
+        raise InputError(f"{url}: {error}.") from error
     if response.status == 206:
         return response
     response.close()
-    if response.status in _TRANSIENT:
-        wait = http_pool.retry_after(response.headers.get("Retry-After"))
-        raise BusyError(f"the server answers {response.status}", wait or 0.0)
-    if response.status >= 300:
-        raise InputError(f"{url}: the server answers {response.status} {response.reason}.")
     raise InputError(f"{url}: the server ignores byte ranges (answer {response.status}, 206 is needed).")
 
 
@@ -97,12 +86,12 @@ def piece(place: str) -> Piece:
 def pause(attempt: int, place: str, error: BaseException) -> None:
     """Wait before the next attempt, longer each time, and no less than the server asks for.
 
-    Raises StorageError after the last attempt, and when the server asks for more than LONGEST_WAIT_SECONDS.
+    Raises StorageError after the last attempt, and when the server asks for more than it is waited for.
     """
     if attempt + 1 >= ATTEMPTS:
         raise StorageError(f"{place}: failed {ATTEMPTS} times, at last with: {str(error)[:200]}.") from error
-    asked = error.wait_seconds if isinstance(error, BusyError) else 0.0
-    if asked > LONGEST_WAIT_SECONDS:
+    asked = http_pool.wait_of(error)
+    if asked > http_pool.LONGEST_WAIT_SECONDS:
         raise StorageError(
             f"{place}: {error} and asks for {asked:,.0f} s without a request. Run the same command after "
             "that: it fetches the files that are missing."

@@ -6,7 +6,6 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -74,11 +73,7 @@ def url(home: Path) -> Iterator[str]:
 
 @pytest.fixture
 def in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    short = timedelta(seconds=0.01)
-    haste = {"init_backoff": short, "max_backoff": short, "base": 2}
-    monkeypatch.setattr(download, "_RETRY", {**download._RETRY, "max_retries": 1, "backoff": haste})
-    monkeypatch.setattr(download, "_PAUSES_SECONDS", (0.01, 0.01))
-    download._store.cache_clear()
+    monkeypatch.setattr(object_store, "PAUSES_SECONDS", (0.01, 0.01))
 
 
 def test_probe_and_frames_say_of_a_url_what_they_say_of_the_folder(home: Path, url: str) -> None:

@@ -51,9 +51,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(ranges, "TIMEOUT_SECONDS", 0.3)
     monkeypatch.setattr(ranges, "ATTEMPTS", 1)
     yield
-    for idle in http_pool._idle.values():
-        for connection in idle:
-            connection.close()
+    http_pool.close_idle()
 
 
 def drip(data: bytes) -> Script:

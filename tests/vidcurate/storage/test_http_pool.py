@@ -63,9 +63,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, type[Handler]
         thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{httpd.server_port}", Counted
-        for idle in http_pool._idle.values():
-            for connection in idle:
-                connection.close()
+        http_pool.close_idle()
         httpd.shutdown()
         thread.join()
 
