@@ -24,7 +24,7 @@ from vidcurate.cli import scores as scores
 from vidcurate.cli import shards as shards
 from vidcurate.cli import trainer_commands as trainer_commands
 from vidcurate.cli.common import app as app
-from vidcurate.errors import StorageError, VidcurateError, printable
+from vidcurate.errors import InputError, StorageError, VidcurateError, printable
 from vidcurate.storage.standard_streams import open_standard_streams
 
 
@@ -34,6 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
     open_standard_streams()
     try:
         try:
+            _require_text([os.readlink("/proc/self/cwd"), *given])
             app(args=given, prog_name="vidcurate")
         except SystemExit:
             sys.stdout.flush()  # here, where a full disk or a reader that left is one line
@@ -57,6 +58,15 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(f"error: {_damaged_table(error, given) or _unforeseen(error)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _require_text(words: list[str]) -> None:
+    """Raise InputError for a path or word that is not UTF-8: tables and JSON cannot hold it."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{word}: is not UTF-8, so no table can name it. Rename it.") from error
 
 
 def _damaged_table(error: BaseException, given: list[str]) -> str:

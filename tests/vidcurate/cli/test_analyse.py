@@ -1,6 +1,7 @@
 """The commands about rules: their answers, and the exit code that says that too much failed."""
 
 import json
+import os
 import re
 import shlex
 import zipfile
@@ -260,6 +261,21 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_a_hint(
     assert "`vidcurate --traceback COMMAND …`" in line
     with pytest.raises(type(error)):
         main(["--traceback", "filter", str(run)])
+
+
+def test_a_folder_whose_name_is_not_utf8_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No table can hold its name: `ingest --out` and `probe --videos` ended as a fault of vidcurate."""
+    folder = tmp_path / os.fsdecode(b"d\xff")
+    folder.mkdir()
+    code, out, err = call(capsys, "ingest", folder, "--out", tmp_path / "run")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "is not UTF-8, so no table can name it. Rename it." in err
+    assert not (tmp_path / "run").exists()
+
+    monkeypatch.chdir(folder)
+    assert call(capsys, "ingest", ".", "--out", "run")[0] == 2
 
 
 def test_paths_that_repeat_the_folder_of_videos_bring_the_command_that_helps(
