@@ -10,6 +10,7 @@ README.md in this folder). English only: a run of letters of another script is o
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -287,6 +288,17 @@ def load_tables(path: Path = TABLES) -> Tables:
     )
 
 
+def pieces(captions: pl.Series) -> Iterator[pl.Series]:
+    """Yield `captions` (String, no nulls) in pieces of about _BYTES_PER_PIECE; none for no captions."""
+    ends = captions.str.len_bytes().cast(pl.Int64).cum_sum().to_numpy()
+    first = 0
+    while first < len(captions):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + _BYTES_PER_PIECE, side="right")))
+        yield captions[first:last]
+        first = last
+
+
 def _count_piece(captions: pl.Series, tables: Tables) -> NDArray[np.int32]:
     """Return (captions, 2): number of nouns, and number of proper nouns among them."""
     tokens = tokenise(captions)
@@ -315,16 +327,8 @@ def count_kinds(captions: pl.Series) -> pl.DataFrame:
     Raises TableError as `count` does.
     """
     tables = load_tables()
-    filled = captions.cast(pl.String).fill_null("")
-    ends = filled.str.len_bytes().cast(pl.Int64).cum_sum().to_numpy()
-    pieces = []
-    first = 0
-    while first < len(filled):
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + _BYTES_PER_PIECE, side="right")))
-        pieces.append(_count_piece(filled[first:last], tables))
-        first = last
-    counted = np.concatenate(pieces) if pieces else np.empty((0, 2), dtype=np.int32)
+    counts = [_count_piece(piece, tables) for piece in pieces(captions.cast(pl.String).fill_null(""))]
+    counted = np.concatenate(counts) if counts else np.empty((0, 2), dtype=np.int32)
     return pl.DataFrame(
         {
             name: pl.Series(name, counted[:, column], dtype=pl.Int32).set(captions.is_null(), None)

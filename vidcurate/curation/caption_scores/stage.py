@@ -7,7 +7,7 @@ other, so slicing does not change the scores.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import polars as pl
 from pydantic import Field
@@ -22,6 +22,7 @@ from vidcurate.recipe.recipe import Recipe
 
 _ROWS_PER_SLICE = 65_536
 _OTHER_LANGUAGES = "nouns_of_other_languages"
+_LANGUAGE_RULES = "language_rules"
 
 
 class ScoreSpec(Recipe):
@@ -38,7 +39,7 @@ class ScoreSpec(Recipe):
     """detect the language of each caption: minutes per million captions; needs the extra `language`"""
     nouns_of_other_languages: bool = False
     """count nouns also in captions that are not English, which the engines do not know; false: no count where
-    most letters are not Latin, or where `language` finds another language"""
+    most letters are not Latin, where the words are another language's, or where `language` finds one"""
     t5_tokenizer: str | None = None
     """count tokens with this tokenizer: a folder, or a name such as google/t5-v1_1-xxl; needs transformers"""
 
@@ -56,10 +57,12 @@ SCORES: dict[str, Callable[[ScoreSpec], TextScore | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSummary:
-    """Counts of a scored table. `rows_scored`: rows that have a caption."""
+    """Counts of a scored table. `rows_scored`: rows that have a caption; `not_english`: those without a noun
+    count, as their captions are not English."""
 
     rows_in: int
     rows_scored: int
+    not_english: int
     nouns: int
     nouns_per_caption: float | None
     noun_engine: str
@@ -70,6 +73,16 @@ class ScoreSummary:
 def _columns_of(captions: pl.Series, scores: list[TextScore], spec: ScoreSpec) -> pl.DataFrame:
     found = pl.concat([score.measure(captions) for score in scores], how="horizontal")
     return found if spec.nouns_of_other_languages else other_languages.without_their_nouns(captions, found)
+
+
+def _settings(scores: list[TextScore], spec: ScoreSpec) -> dict[str, Any]:
+    """Return what determines the values of the table, as plain JSON."""
+    settings: dict[str, Any] = {_OTHER_LANGUAGES: spec.nouns_of_other_languages}
+    if not spec.nouns_of_other_languages:
+        settings[_LANGUAGE_RULES] = other_languages.RULES
+    for score in scores:
+        settings |= score.settings
+    return settings
 
 
 def _measure(
@@ -107,13 +120,12 @@ def rescore(run: Path, captions: pl.Series, columns: Collection[str]) -> pl.Data
         t5_tokenizer=recorded.get("t5_tokenizer"),
     )
     scores = [score for make in SCORES.values() if (score := make(spec)) is not None]
-    for score in scores:
-        for name, value in score.settings.items():
-            if recorded.get(name) != value:
-                raise InputError(
-                    f"{run}: edited captions cannot be scored like the others: score.parquet has {name} "
-                    f"{recorded.get(name)}, and here it is {value}. Run `vidcurate score {run}` again."
-                )
+    for name, value in _settings(scores, spec).items():
+        if recorded.get(name) != value and name != _OTHER_LANGUAGES:
+            raise InputError(
+                f"{run}: edited captions cannot be scored like the others: score.parquet has {name} "
+                f"{recorded.get(name)}, and here it is {value}. Run `vidcurate score {run}` again."
+            )
     found = _columns_of(captions, [score for score in scores if score.first_pass is None], spec)
     return found.select(pl.col(name).cast(COLUMNS[name].dtype) for name in found.columns if name in columns)
 
@@ -132,10 +144,7 @@ def run_score(run: Path, spec: ScoreSpec, *, progress: Progress = no_progress) -
     require(clips.collect_schema().names(), ("clip_id", "caption"), str(source))
     origin = table.Provenance(
         stage="score",
-        settings={
-            **{name: value for score in scores for name, value in score.settings.items()},
-            _OTHER_LANGUAGES: spec.nouns_of_other_languages,
-        },
+        settings=_settings(scores, spec),
         inputs={previous: table.digest(source)},
     )
     target = table.stage_path(run, "score")
@@ -146,12 +155,13 @@ def run_score(run: Path, spec: ScoreSpec, *, progress: Progress = no_progress) -
                 score.check(clips, str(source))
         table.write(_measure(clips.select("clip_id", "caption"), scores, spec, progress), target, origin)
     scored = pl.read_parquet(target, columns=["noun_count", "caption_num_words"])
-    counts = scored["noun_count"]
+    counts, captions = scored["noun_count"], scored["caption_num_words"].count()
     facts = {name: text for score in scores for name, text in score.facts.items()}
     mean = counts.mean()
     return ScoreSummary(
         rows_in=len(counts),
-        rows_scored=scored["caption_num_words"].count(),
+        rows_scored=captions,
+        not_english=captions - counts.count(),
         nouns=int(counts.sum()),
         nouns_per_caption=round(float(mean), 3) if isinstance(mean, float) else None,
         noun_engine=facts["noun_engine"],
