@@ -1,4 +1,4 @@
-"""Captions that are not English: how many are found, and how many English ones are taken for others.
+"""Captions that are not English: found ones, and English ones taken for others.
 
     python benchmarks/caption_language.py CAPTIONS.parquet... [--treebank FILE.conllu...]
 
