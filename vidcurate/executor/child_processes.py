@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 START_SECONDS = 120.0
-_POLL_SECONDS = 1.0  # longest wait while a child has a deadline
+_POLL_SECONDS = 0.25  # longest wait while a child has a deadline
+_PAST_SECONDS = 0.002  # from a deadline to the end of the wait for it
 # Terminals and schedulers send these to the whole process group; the parent handles them for its children.
 GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -57,10 +58,6 @@ class Child:
         """Set the deadline to `seconds` from now; None: no deadline."""
         self.due = float("inf") if seconds is None else time.monotonic() + seconds
 
-    @property
-    def is_late(self) -> bool:
-        return time.monotonic() >= self.due
-
 
 C = TypeVar("C", bound=Child)
 
@@ -94,11 +91,16 @@ def kill(process: "subprocess.Popen[bytes]", wait_seconds: float) -> None:
 
 
 class ChildSelector(Generic[C]):
-    """Waits for messages and deadlines of the children in `children`."""
+    """Waits for messages and deadlines of the children in `children`.
+
+    Only the time in `wait` counts towards a deadline: between two waits the caller may be slow, or the whole
+    job stopped, and the children with it.
+    """
 
     def __init__(self) -> None:
         self.children: list[C] = []
         self._selector = selectors.DefaultSelector()
+        self._last_wait = time.monotonic()  # when it ended
 
     def add(self, child: C) -> None:
         self._selector.register(child.channel, selectors.EVENT_READ, child)
@@ -116,21 +118,29 @@ class ChildSelector(Generic[C]):
         self.children.remove(child)
 
     def seconds_to_deadline(self) -> float | None:
-        """Return how long to wait for messages, at most 1 s; None when no child has a deadline."""
+        """Return how long to wait for messages, at most 0.25 s; None when no child has a deadline."""
         due = min((child.due for child in self.children), default=float("inf"))
-        return None if due == float("inf") else min(max(0.0, due - time.monotonic()), _POLL_SECONDS)
+        if due == float("inf"):
+            return None
+        return min(max(0.0, due - self._last_wait) + _PAST_SECONDS, _POLL_SECONDS)
 
     def wait(self, seconds: float | None) -> list[C | None]:
         """Wait for messages for `seconds` (None: no limit); return the children that have sent one.
 
-        When the wait took longer than asked, the machine or the job was suspended, and the children with it:
-        all deadlines move by the excess.
+        All deadlines move by the time since the last wait. When this one took longer than asked, the machine
+        or the job was suspended, and the children with it: they move by the excess, too.
         """
         began = time.monotonic()
+        self.postpone_deadlines(began - self._last_wait)
         ready = [key.data for key, _ in self._selector.select(seconds)]
+        self._last_wait = time.monotonic()
         if seconds is not None:
-            self.postpone_deadlines(time.monotonic() - began - seconds)
+            self.postpone_deadlines(self._last_wait - began - seconds)
         return ready
+
+    def is_late(self, child: C) -> bool:
+        """Return whether the child's deadline had passed when the last wait ended."""
+        return child.due <= self._last_wait
 
     def postpone_deadlines(self, seconds: float) -> None:
         """Move all deadlines by `seconds`; a negative number changes nothing."""

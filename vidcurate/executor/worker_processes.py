@@ -179,7 +179,7 @@ class WorkerProcesses(Generic[T]):
         """Wait for rows, deaths and timeouts; return chunks that are finished or have lost their worker.
 
         Nothing is yielded in between: a consumer may take minutes, and a worker whose row waits in its pipe
-        meanwhile is not late.
+        meanwhile is not late, nor is one that was stopped with the consumer.
         """
         done: list[_Job[T]] = []
         ready = set(map(id, self._selector.wait(self._selector.seconds_to_deadline())))
@@ -195,7 +195,7 @@ class WorkerProcesses(Generic[T]):
                 elif job is not None and job.is_finished:
                     worker.job, worker.due = None, float("inf")
                     done.append(job)
-            elif worker.is_late:
+            elif self._selector.is_late(worker):
                 self._selector.kill(worker, _KILL_SECONDS)
                 if job is None:
                     raise VidcurateError(

@@ -170,7 +170,7 @@ class DecodePool:
                         self._listener.recv(1 << 12)
                     else:
                         self._receive(ready)
-                for worker in [worker for worker in self._workers if worker.is_late]:
+                for worker in [*filter(self._selector.is_late, self._workers)]:
                     last = worker_heartbeat.read_heartbeat(worker.page, worker.process.pid, ask=True)
                     self._drop(worker, "deadline", last)
         except BaseException as error:  # noqa: BLE001 - `_end` raises it in the threads that wait for clips
