@@ -223,10 +223,11 @@ def stage_progress(run: Path, command: str, *, quiet: bool) -> Iterator[Progress
 
 def known_videos(run: Path) -> Path | None:
     """Return the video folder that ingest used, None when it used none."""
-    from vidcurate.curation.clip_table import stage_json, table
+    from vidcurate.curation.clip_table import reconciliation, stage_json, table
 
     table.previous_stage(run, "probe")
-    known = stage_json.require_object(run / "reconcile.json").get("videos")
+    path = run / reconciliation.RECONCILE
+    known = stage_json.require(path, reconciliation.Reconciliation).videos
     return Path(known) if known else None
 
 

@@ -15,10 +15,13 @@ MANIFEST_NAME = "manifest.json"
 _READABLE = ("vidcurate-shards-2", LAYOUT)
 _MOST = 1 << 53  # of a count or a size in bytes
 _PRINTS: dict[str, Any] = {"structure_fingerprint": str, "content_fingerprint": str}
-_WHOLE = {**_PRINTS, "totals": dict, "index": dict, "shards": list, "failed": list}
+_REQUEST = {"spec": dict, "inputs": dict}
+_WHOLE = {**_PRINTS, **_REQUEST, "totals": dict, "index": dict, "shards": list, "failed": list}
 _TOTALS = {"rows_written": int, "bytes": int}
 _FILE = {"name": str, "bytes": int, "blake3": str}
-_SHARD = {**_FILE, **_PRINTS, "fold": str, "level": int, "clips": int}
+_OR_NULL: dict[str, Any] = {"video_path": (str, type(None)), "file_size_bytes": (int, type(None))}
+_FAILED = {"shard": str, "clip_id": str, "kind": str, "reason": str, **_OR_NULL}
+_SHARD = {**_FILE, **_PRINTS, "fold": str, "level": int, "clips": int, "plan_sha256": str}
 
 
 @contextmanager
@@ -54,8 +57,8 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
         for name, kind in fields.items():
             value: Any = entry.get(name) if isinstance(entry, dict) else None
             if (
-                type(value) is not kind
-                or (kind is int and not 0 <= value < _MOST)
+                type(value) not in (kind if isinstance(kind, tuple) else (kind,))
+                or (type(value) is int and not 0 <= value < _MOST)
                 or (name == "name" and "/" in value)
             ):
                 raise ShardError(
@@ -72,6 +75,11 @@ def _entries(manifest: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any
     yield "index.", manifest["index"], _FILE
     for number, entry in enumerate(manifest["shards"]):
         yield f"shards.{number}.", entry, _SHARD
+    for number, entry in enumerate(manifest["failed"]):
+        yield f"failed.{number}.", entry, _FAILED
+    if "extensions" in manifest:
+        yield "", manifest, {"extensions": dict}
+        yield "extensions.", manifest["extensions"], dict.fromkeys(manifest["extensions"], int)
     if "integrity_levels" in manifest:
         yield "", manifest, {"integrity_levels": dict}
         yield (

@@ -1,7 +1,7 @@
-"""Files on web servers, by URL: size and version, byte ranges, whole bodies; one request each.
+"""Files on web servers: size and version, byte ranges, whole bodies.
 
-A request has `seconds` for its headers, and for each 64 KiB of a whole body. All functions raise OSError and
-http.client.HTTPException for what may pass, `http_pool.StatusError` for an answer that is no success.
+Each is one request, which has `seconds` for its headers, and for each 64 KiB of a whole body. All raise
+OSError and http.client.HTTPException for what may pass, `http_pool.StatusError` for another answer.
 """
 
 import re

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -22,7 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands: list[list[object]] = [
         ["ingest", folder / "captions.csv", "--out", run],
         ["score", run, "--set", "noun_engine=builtin"],
-        ["filter", run],
+        ["filter", run, "--set", "min_caption_num_words=5"],
         ["split-by-difficulty", run, "--set", "levels=2"],
     ]
     for words in commands:
@@ -90,16 +92,66 @@ def test_a_damaged_table_is_named(run: Path, command: list[str], capsys: pytest.
     assert str(path) in failed(capsys, command[0], run, *command[1:])
 
 
-def test_a_file_beside_a_table_is_an_object_or_a_list(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Shape:
+    a: stage_json.Count
+
+
+def test_a_file_beside_a_table_has_the_shape_that_its_stage_writes(tmp_path: Path) -> None:
     path = tmp_path / "levels.json"
-    assert stage_json.read_object(path) is None
-    assert stage_json.read_objects(path) == []
+    assert stage_json.read(path, Shape) is None
     with pytest.raises(TableError, match="it is missing"):
-        stage_json.require_object(path)
-    path.write_text(json.dumps([{"a": 1}]))
-    assert stage_json.read_objects(path) == [{"a": 1}]
-    with pytest.raises(TableError, match="no JSON object"):
-        stage_json.read_object(path)
-    path.write_text("[3]")
-    with pytest.raises(TableError, match="no list"):
-        stage_json.read_objects(path)
+        stage_json.require(path, Shape)
+    path.write_text('{"a": 1, "more": 2}')
+    assert stage_json.read(path, Shape) == Shape(1)
+    with pytest.raises(TableError, match="valid array"):
+        stage_json.read(path, list[Shape])
+    for forged in ("[3]", "3", '{"a": "1"}', '{"a": -1}', '{"a": 1e400}', '{"a": NaN}', f'{{"a": {10**30}}}'):
+        path.write_text(forged)
+        with pytest.raises(
+            TableError, match=rf"^{path}: (is not what its stage writes|cannot be read as JSON) \("
+        ):
+            stage_json.require(path, Shape)
+
+
+FORGED = [
+    ("report", "funnel.json", (0, "rejected"), "3"),
+    ("card", "funnel.json", (0, "rejected"), None),
+    ("report", "funnel.json", (0, "kept"), [1]),
+    ("report", "funnel.json", (0, "rule"), -1e308),
+    ("report", "funnel.json", (0, "threshold"), True),
+    ("report", "reconcile.json", ("missing_files", "count"), "many"),
+    ("report", "reconcile.json", ("own_columns",), "12"),
+    ("card", "reconcile.json", ("extra_files", "count"), -4),
+    ("report", "levels.json", ("levels", 0, "hours"), [None]),
+    ("report", "levels.json", ("levels", 1, "standard_deviation"), None),
+    ("report", "levels.json", ("levels", 1, "level"), 10**30),
+    ("card", "levels.json", ("levels", 0, "min"), "\ud800"),
+    ("what-if", "levels.json", ("levels", 0, "max"), {}),
+    ("report", "levels.json", ("levels",), []),
+    ("report", "levels.json", ("histograms", "columns", "caption_num_words", "counts", 1), [1]),
+    ("report", "levels.json", ("histograms", "columns", "caption_num_words", "edges", 1), float("inf")),
+    ("report", "levels.json", ("histograms", "columns", "caption_num_words", "quantiles", 0), ["x"]),
+]
+
+
+@pytest.mark.parametrize(("command", "name", "place", "value"), FORGED)
+def test_a_forged_value_is_named_with_its_file(
+    run: Path,
+    command: str,
+    name: str,
+    place: tuple[Any, ...],
+    value: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = json.loads((run / name).read_text())
+    inner = whole
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (run / name).write_text(json.dumps(whole))
+
+    said = failed(capsys, command, run)
+    assert f"{run / name}: " in said
+    assert "is not what its stage writes (" in said or "cannot be read as JSON (" in said
+    assert len(said) < 700

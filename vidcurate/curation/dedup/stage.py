@@ -17,6 +17,7 @@ import polars as pl
 
 from vidcurate.curation.clip_table import run_lock, stage_json, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
+from vidcurate.curation.clip_table.stage_json import Count
 from vidcurate.curation.dedup import clusters, exact, perceptual, preference
 from vidcurate.curation.dedup.search import EMBEDDINGS, Search, not_looked_for, search_all
 from vidcurate.curation.dedup.spec import DedupSpec
@@ -173,9 +174,19 @@ def run_dedup(
     return _summary(target, said, up_to_date)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Notes:
+    """What dedup.json says beside the table."""
+
+    rows_compared: Count
+    not_looked_for: dict[str, str]
+    silent_clips: Count
+    comparisons_skipped: Count
+
+
 def _summary(target: Path, said: Path, up_to_date: bool) -> DedupSummary:
     found = pl.read_parquet(target)
-    notes = stage_json.require_object(said)
+    notes = stage_json.require(said, _Notes)
     copies = found.filter(pl.col("duplicate_of").is_not_null())
     kinds = copies["duplicate_kind"].value_counts().sort("duplicate_kind")
     largest = (
@@ -192,13 +203,13 @@ def _summary(target: Path, said: Path, up_to_date: bool) -> DedupSummary:
     )
     return DedupSummary(
         rows_in=len(found),
-        rows_compared=notes["rows_compared"],
+        rows_compared=notes.rows_compared,
         clusters=copies["duplicate_of"].n_unique(),
         duplicates=len(copies),
         by_kind=dict(kinds.iter_rows()),
-        not_looked_for=notes["not_looked_for"],
-        silent_clips=notes["silent_clips"],
-        comparisons_skipped=notes["comparisons_skipped"],
+        not_looked_for=notes.not_looked_for,
+        silent_clips=notes.silent_clips,
+        comparisons_skipped=notes.comparisons_skipped,
         largest=tuple(largest.iter_rows(named=True)),
         up_to_date=up_to_date,
     )

@@ -8,7 +8,7 @@ docs/difficulty.md. No source is in both folds. A clip's level and fold do not d
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,57 +16,21 @@ import numpy as np
 import polars as pl
 
 from vidcurate import rng
-from vidcurate.curation.clip_table import rejection_ledger, run_lock, stage_json, table
+from vidcurate.curation.clip_table import rejection_ledger, run_lock, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.difficulty import advice, cut
-from vidcurate.curation.difficulty.advice import FRAGMENT, Ramp, Tail, recipe_fragment
+from vidcurate.curation.difficulty.advice import FRAGMENT, recipe_fragment
 from vidcurate.curation.difficulty.jumps import QUANTILES, Jump, histograms, jump
 from vidcurate.curation.difficulty.spec import SplitSpec
+from vidcurate.curation.difficulty.summary import LEVELS, Level, SplitSummary, read_summary
 from vidcurate.curation.filter.rules import text
 from vidcurate.errors import ColumnError, InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
 
-LEVELS = "levels.json"
 # Columns besides the difficulty whose jump between levels is measured.
 SHIFTING = ("caption_num_words", "num_frames", "duration_seconds")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """Counts and statistics of one level."""
-
-    level: int
-    clips: int
-    frames: int | None
-    tokens: int | None
-    hours: float | None
-    validation_clips: int
-    min: float
-    max: float
-    mean: float
-    standard_deviation: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitSummary:
-    """Result of a split; `rows_in` = `rows_kept` + `rows_rejected`."""
-
-    rows_in: int
-    rows_kept: int
-    rows_rejected: int
-    rows_dropped_here: int
-    train_clips: int
-    validation_clips: int
-    levels: tuple[Level, ...]
-    jumps: tuple[Jump, ...]
-    ramps: tuple[Ramp, ...]
-    tail: Tail | None
-    tail_to_ratio: Tail | None
-    warnings: tuple[str, ...]
-    advice: tuple[str, ...]
-    up_to_date: bool
 
 
 def _level(number: int, rows: pl.DataFrame, column: str) -> Level:
@@ -213,7 +177,7 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
     )
     target, levels_path, ledger_path = table.stage_path(run, "split"), run / LEVELS, run / LEDGER
     if table.is_up_to_date(target, origin) and levels_path.exists() and (run / FRAGMENT).exists():
-        summary = _summary(levels_path, up_to_date=True)
+        summary = read_summary(levels_path)
         if not ledger_path.exists() or summary.rows_dropped_here == _reported(ledger_path):
             return summary
     clips = table.scan(run, previous)
@@ -306,22 +270,4 @@ def _joined(clips: pl.LazyFrame, rows: pl.DataFrame, dropped: pl.DataFrame, tota
             pl.coalesce(dropped[name].gather(place), f"reject_{name}").alias(f"reject_{name}")
             for name in ("rule", "value", "threshold")
         ),
-    )
-
-
-def _summary(levels_path: Path, *, up_to_date: bool) -> SplitSummary:
-    reported = stage_json.require_object(levels_path)
-    return SplitSummary(
-        **{
-            **{name: reported[name] for name in SplitSummary.__dataclass_fields__},
-            "levels": tuple(Level(**level) for level in reported["levels"]),
-            "jumps": tuple(Jump(**found) for found in reported["jumps"]),
-            "ramps": tuple(Ramp(**ramp) for ramp in reported["ramps"]),
-            **{
-                name: Tail(**reported[name]) if reported[name] else None for name in ("tail", "tail_to_ratio")
-            },
-            "warnings": tuple(reported["warnings"]),
-            "advice": tuple(reported["advice"]),
-            "up_to_date": up_to_date,
-        }
     )

@@ -15,6 +15,7 @@ import polars as pl
 
 from vidcurate.curation.clip_table import rejection_ledger, run_lock, stage_json, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
+from vidcurate.curation.clip_table.stage_json import Count
 from vidcurate.curation.filter.apply_reviews import (
     NO_REVIEWS,
     Reviews,
@@ -44,9 +45,9 @@ class Funnel:
     rule: str
     stage: str
     threshold: str
-    rows_in: int
-    rejected: int
-    kept: int
+    rows_in: Count
+    rejected: Count
+    kept: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +191,11 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
     return _summary(target, funnel_path, up_to_date, summarise_reviews(run, reviews))
 
 
+def read_funnel(run: Path) -> list[Funnel]:
+    """Return the rules of RUN/funnel.json, none where there is no such file. Raises TableError."""
+    return stage_json.read(run / FUNNEL, list[Funnel]) or []
+
+
 def _with_texts(frame: pl.DataFrame) -> pl.LazyFrame:
     return frame.lazy().with_columns(pl.col(_WORD).cast(pl.String))
 
@@ -213,18 +219,18 @@ def check_limits(
 
 def _summary(target: Path, funnel_path: Path, up_to_date: bool, reviewed: dict[str, int]) -> FilterSummary:
     kept = pl.read_parquet(target, columns=["is_kept"])["is_kept"]
-    steps = stage_json.read_objects(funnel_path)
-    rejected = sum(step["rejected"] for step in steps)
+    steps = stage_json.require(funnel_path, list[Funnel])
+    rejected = sum(step.rejected for step in steps)
     assert int(kept.sum()) + rejected == len(kept), "a row was lost"
     by_rule: dict[str, int] = {}
     for step in steps:
-        by_rule[step["rule"]] = by_rule.get(step["rule"], 0) + step["rejected"]
+        by_rule[step.rule] = by_rule.get(step.rule, 0) + step.rejected
     return FilterSummary(
         rows_in=len(kept),
         rows_kept=int(kept.sum()),
         rows_rejected=rejected,
         by_rule=by_rule,
-        funnel=tuple(Funnel(**step) for step in steps),
+        funnel=tuple(steps),
         up_to_date=up_to_date,
         reviewed=reviewed,
     )

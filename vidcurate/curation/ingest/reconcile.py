@@ -12,9 +12,12 @@ from typing import Any
 
 import polars as pl
 
+from vidcurate.curation.clip_table import stage_json
+from vidcurate.curation.clip_table.reconciliation import Reconciliation
 from vidcurate.curation.clip_table.schema import MAX_KEY_BYTES, sample_key, sample_keys
 from vidcurate.curation.ingest.files import Listing, match, near_names, relative
 from vidcurate.curation.ingest.rows import BETWEEN_BAD
+from vidcurate.errors import TableError
 from vidcurate.storage import atomic_file
 
 PROBLEMS = (
@@ -277,7 +280,9 @@ def write_report(path: Path, report: dict[str, Any]) -> None:
 def read_report(path: Path) -> dict[str, Any] | None:
     """Return the report at `path`, or None when there is none that can be read."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        if stage_json.read(path, Reconciliation) is None:
+            return None
+    except TableError:
         return None
-    return report if isinstance(report, dict) and "problems" in report else None
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return report if {"problems", "own_columns", "captions"} <= report.keys() else None

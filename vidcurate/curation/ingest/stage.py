@@ -15,6 +15,7 @@ import polars as pl
 
 from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.own_columns import MAIN, caption_names, own_columns, words_of
+from vidcurate.curation.clip_table.reconciliation import RECONCILE
 from vidcurate.curation.ingest import one_pass, two_passes
 from vidcurate.curation.ingest.adapters import folder, webdataset
 from vidcurate.curation.ingest.detect import TABLES
@@ -35,7 +36,6 @@ from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.errors import StorageError
 from vidcurate.executor.map_clips import Progress, no_progress
 
-REPORT = "reconcile.json"
 UNPACKED = "videos"  # below the run folder: what came out of shards
 _SCRATCH = ".ingest"
 
@@ -88,7 +88,7 @@ def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> I
     with ThreadPoolExecutor(max_workers=1) as beside:
         is_digested = "metadata" in plan.inputs or plan.source is None
         digest = None if is_digested else beside.submit(table.digest, spec.metadata)
-        report = read_report(run / REPORT)
+        report = read_report(run / RECONCILE)
         if report is not None and "videos" in report:
             origin, made_from = _origin(plan, spec, digest)
             if (
@@ -98,7 +98,7 @@ def _ingest(run: Path, spec: IngestSpec, scratch: Path, progress: Progress) -> I
             ):
                 if report["videos"] != _place(videos):  # the same files under another name
                     report["videos"] = _place(videos)
-                    write_report(run / REPORT, report)
+                    write_report(run / RECONCILE, report)
                 return _summary(report, videos, up_to_date=True)
         return _write(run, plan, spec, scratch, videos, digest, progress)
 
@@ -162,7 +162,7 @@ def _write(
             table.write(whole, target, origin(), words=words)
             named = [name for name in caption_names(run) if name != MAIN]
         report = {"made_from": _origin(plan, spec, digest)[1], **_report(found, named, run, more, videos)}
-        write_report(run / REPORT, report)
+        write_report(run / RECONCILE, report)
     except pl.exceptions.PolarsError as error:
         raise unreadable(spec.metadata, error, spec.encoding) from error
     progress(num_rows, num_rows, "rows")

@@ -5,15 +5,16 @@ threads.
 """
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 from pydantic import Field
 
-from vidcurate.curation.clip_table import stage_json, table
+from vidcurate.curation.clip_table import reconciliation, table
 from vidcurate.curation.clip_table.schema import STAGES
-from vidcurate.curation.filter.stage import FUNNEL
+from vidcurate.curation.filter.stage import read_funnel
 from vidcurate.curation.report import counts
 from vidcurate.curation.report.facts import levels
 from vidcurate.errors import counted
@@ -104,7 +105,7 @@ def facts(run: Path, spec: CardSpec) -> dict[str, Any]:
         "buckets_are_the_splits": is_own,
         "durations": _histogram(seconds, _DURATIONS, "s") if seconds is not None else [],
         "short_sides": _histogram(sides, _SHORT_SIDES, "px"),
-        "rules": stage_json.read_objects(run / FUNNEL),
+        "rules": [asdict(step) for step in read_funnel(run)],
         "findings": _findings(run),
         "stages": _stages(run),
         "shards": _shards(run),
@@ -112,10 +113,8 @@ def facts(run: Path, spec: CardSpec) -> dict[str, Any]:
 
 
 def _findings(run: Path) -> dict[str, int]:
-    reported = stage_json.read_object(run / "reconcile.json") or {}
-    return {
-        name: one["count"] for name, one in reported.items() if isinstance(one, dict) and one.get("count")
-    }
+    reported = reconciliation.read(run)
+    return {name: one.count for name, one in reported.findings().items() if one.count} if reported else {}
 
 
 def _stages(run: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from vidcurate.curation.clip_table import stage_json, table
-from vidcurate.curation.difficulty.stage import LEVELS
+from vidcurate.curation.difficulty.summary import LEVELS, LevelsFile
 from vidcurate.recipe.recipe import parse
 from vidcurate.sampler import buckets
 from vidcurate.sampler.bucket_shapes import REASONS
@@ -93,8 +93,8 @@ def level_cuts(run: Path) -> tuple[str, list[float]] | None:
     """Return the difficulty column and the upper end of each level, None when no split has been run."""
     if not table.stage_path(run, "split").exists() or not (run / LEVELS).exists():
         return None
-    reported = stage_json.require_object(run / LEVELS)
-    return reported["column"], [level["max"] for level in reported["levels"]]
+    reported = stage_json.require(run / LEVELS, LevelsFile)
+    return reported.column, [level.max for level in reported.levels]
 
 
 def by_level(values: pl.Series, ends: list[float]) -> Groups:

@@ -2,17 +2,17 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.clip_table import rejection_ledger, stage_json, table
+from vidcurate.curation.clip_table import reconciliation, rejection_ledger, stage_json, table
 from vidcurate.curation.clip_table.schema import STAGES
-from vidcurate.curation.difficulty.stage import LEVELS
+from vidcurate.curation.difficulty.summary import LEVELS, LevelsFile
 from vidcurate.shards.manifest import read_manifest
 
-RECONCILE = "reconcile.json"
 SHARDS = "shards"
 LISTED = 12
 
@@ -84,31 +84,30 @@ def with_unwritten(run: Path, checked: pl.LazyFrame) -> pl.LazyFrame:
 
 def findings(run: Path) -> dict[str, Any] | None:
     """Return the reconciliation: the detected metadata schema, and each finding that is not zero."""
-    reported = stage_json.read_object(run / RECONCILE)
+    reported = reconciliation.read(run)
     if reported is None:
         return None
     found = []
-    for name, meaning in FINDINGS.items():
-        entry = reported.get(name)
-        if isinstance(entry, dict) and entry.get("count"):
-            names = [_entry(one) for one in entry["listed"][:LISTED]]
+    for name, entry in reported.findings().items():
+        if entry.count:
+            names = [_entry(one) for one in entry.listed[:LISTED]]
             found.append(
                 {
                     "name": name,
-                    "meaning": meaning,
-                    "count": entry["count"],
+                    "meaning": FINDINGS[name],
+                    "count": entry.count,
                     "listed": names,
-                    "more": entry["count"] - len(names),
+                    "more": entry.count - len(names),
                 }
             )
     return {
-        "schema": reported.get("schema"),
-        "reason": reported.get("reason"),
-        "metadata_rows": reported.get("metadata_rows"),
-        "rows_in": reported.get("rows_in"),
-        "rows_kept": reported.get("rows_kept"),
-        "own_columns": [own["column"] for own in reported.get("own_columns") or ()],
-        "captions": reported.get("captions") or [],
+        "schema": reported.schema,
+        "reason": reported.reason,
+        "metadata_rows": reported.metadata_rows,
+        "rows_in": reported.rows_in,
+        "rows_kept": reported.rows_kept,
+        "own_columns": [own.column for own in reported.own_columns],
+        "captions": reported.captions,
         "findings": found,
     }
 
@@ -171,7 +170,8 @@ def levels(run: Path) -> dict[str, Any] | None:
     """Return levels.json when the split that wrote it is there."""
     if not table.stage_path(run, "split").exists():
         return None
-    return stage_json.read_object(run / LEVELS)
+    found = stage_json.read(run / LEVELS, LevelsFile)
+    return None if found is None else asdict(found)
 
 
 def shards(run: Path) -> dict[str, Any] | None:

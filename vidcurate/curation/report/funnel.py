@@ -1,14 +1,15 @@
 """Rejection funnel: clips lost rule by rule and stage by stage, failures by name."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from vidcurate.curation.clip_table import rejection_ledger, stage_json, table
+from vidcurate.curation.clip_table import rejection_ledger, table
 from vidcurate.curation.clip_table.schema import STAGES
-from vidcurate.curation.filter.stage import FAILING_STAGES, FUNNEL
+from vidcurate.curation.filter.stage import FAILING_STAGES, read_funnel
 
 EXAMPLES = 3
 NAMED = 12  # listed clips per kind of failure
@@ -19,7 +20,7 @@ def by_rule(run: Path, checked: pl.LazyFrame, total: int) -> list[dict[str, Any]
     """Return the rules that rejected clips, in order: rule, stage, threshold, rows_in, rejected, kept."""
     steps: list[dict[str, Any]] = []
     if table.stage_path(run, "filter").exists():
-        steps = stage_json.read_objects(run / FUNNEL)
+        steps = [asdict(step) for step in read_funnel(run)]
     reported = {step["rule"] for step in steps}
     counted = (
         checked.filter(pl.col("reject_rule").is_not_null() & ~pl.col("reject_rule").is_in(sorted(reported)))
