@@ -1,10 +1,11 @@
 """`--help` of every command answers without loading torch, polars, PyAV or pyarrow."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
-from trainer.__main__ import COMMANDS
+from trainer.__main__ import COMMANDS, main
 from trainer.cli import training_arguments
 
 HEAVY = ("av", "polars", "pyarrow", "torch")
@@ -33,6 +34,19 @@ def test_help_of_the_vidcurate_commands_loads_nothing_heavy(run_python: Callable
     )
     assert said.count("Usage: vidcurate ") > 20
     assert said.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS), "cluster status", "cluster dump", "plan show"])
+def test_help_fits_a_terminal_of_80_columns(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with suppress(SystemExit):
+        assert main([*name.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("usage: ")
+    assert [line for line in lines if len(line) > 80] == []
+    assert not any(line.endswith(" --set \\") for line in lines)  # a flag keeps its value
 
 
 def test_the_help_of_the_trainer_names_every_command() -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainer.cli import exit_codes
+from trainer.cli import exit_codes, help_text
 from vidcurate.errors import VidcurateError, printable
 
 INTERRUPTED = "interrupted; the same command continues"
@@ -33,7 +33,7 @@ def parser(name: str, description: str, example: str) -> argparse.ArgumentParser
         prog=f"python -m trainer {name}",
         description=description,
         epilog=f"example:\n{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=help_text.HelpFormatter,
         allow_abbrev=False,
     )
 

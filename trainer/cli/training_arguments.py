@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from trainer.cli import commands
+from trainer.cli import commands, help_text
 
 EXAMPLE = """\
 example:
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m trainer",
         description="Train an STDiT3 on shards with a YAML recipe.",
         epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=help_text.HelpFormatter,
         allow_abbrev=False,
     )
     made.add_argument("recipe", type=Path, metavar="RECIPE", help="the recipe, a YAML file")

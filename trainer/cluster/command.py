@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands as cli_commands
-from trainer.cli import exit_codes
+from trainer.cli import exit_codes, help_text
 from trainer.cluster import dump, health, node_tables, status, stop
 from trainer.cluster.ask_nodes import Answer
 from trainer.cluster.nodes import Node, Way, read_nodes
@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
             epilog=f"example:\n{next(line for line in EXAMPLE.splitlines() if f' cluster {name} ' in line)}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=help_text.HelpFormatter,
             allow_abbrev=False,
         )
         for name, text in {

@@ -29,7 +29,8 @@ SERVE = "serve"  # the inference server's folder in a run's folder
 OWN_TAB = "own"
 USAGE = """usage: python -m trainer gallery RUN
 
-Write RUN/gallery.html anew: its samples, prompts down and steps across, and its loss above them.
+Write RUN/gallery.html anew: its samples, prompts down and steps across, and
+its loss above them.
 
 example:
   python -m trainer gallery runs/smoke"""

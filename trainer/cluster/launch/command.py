@@ -17,15 +17,15 @@ from trainer.cluster.launch.connection import HERE
 from vidcurate.errors import InputError, counted
 
 EXAMPLE = """\
-  python -m trainer launch recipes/first-steps.yaml --nproc-per-node 2 --set output=runs/two \\
-      --set stages.0.data.shards=run/shards
+  python -m trainer launch recipes/first-steps.yaml --nproc-per-node 2 --set output=runs/two \
+--set stages.0.data.shards=run/shards
 
 Any other flag is one of `python -m trainer RECIPE` and goes to every rank.
 
 exit codes: 0 done; 75 saved after a signal, give the same command again; 1 given up; 2 wrong request;
 77 too few hosts are left; 78 the guard stopped it, a person has to look; 128 + N killed by a second signal
 """
-USAGE = "python -m trainer launch RECIPE [options] [options of python -m trainer RECIPE]"
+USAGE = "python -m trainer launch RECIPE [options] [options of a training]"
 
 
 def _parser() -> argparse.ArgumentParser:
