@@ -16,6 +16,7 @@ from trainer.data import stages as data_stages
 from trainer.data.stages import StageData
 from trainer.distributed import mesh
 from trainer.distributed.mesh import ALONE, World
+from trainer.model import power_average
 from trainer.model.encoders.registry import VideoSpec
 from trainer.model.stdit import STDiT3Config
 from trainer.recipe import changes, data_spec
@@ -24,6 +25,7 @@ from trainer.run_folder.checkpoint import checkpoint, whole
 from trainer.training import resume
 from trainer.training.guard import history, rollback_file
 from trainer.training.guard.history import GuardState
+from trainer.training.optim import adamw
 from trainer.training.state import Origin
 from vidcurate.errors import MissingError, RequestError, StateError, StorageError
 from vidcurate.sampler import order
@@ -209,18 +211,25 @@ def preview_resume(
     """Return the stages as the run would resume them, and a report of the changes; write nothing.
 
     The report is None for a run that starts at step 0. If the resume would be refused, the stages are
-    unchanged and the report's `error` has the reason. Raises CheckpointError.
+    unchanged and the report's `error` has the reason. What --load and --ckpt-path name is read whole. Raises
+    CheckpointError, and MissingError or InputError where they name no checkpoint or weights.
     """
     path, damaged = whole.likely_resume_point(recipe.output)
     is_itself = path is not None
+    averages = power_average.PARTS if recipe.power_ema else ()
+
+    def check_fits(saved: dict[str, Any], path: Path) -> None:
+        resume.check_fits(saved, recipe.model, adamw.name_of(recipe.stages[0].optim), averages, path)
+
     if path is None and origin.load:
         path = checkpoint.find(origin.load)
+        checkpoint.verify(path, (*checkpoint.PARTS, *averages))
         if origin.start_from_scratch:
-            resume.check_model(checkpoint.read_state(path)["recipe"]["model"], recipe.model, path)
+            check_fits(checkpoint.read_state(path), path)
             return stages, None
     if path is None:
-        if origin.ckpt_path and not origin.ckpt_path.exists():
-            raise MissingError(f"{origin.ckpt_path}: there is no such file.")
+        if origin.ckpt_path:
+            resume.read_weights(origin.ckpt_path, recipe.model)
         return stages, None
     saved = checkpoint.read_state(path)
     number, position = saved["stage_number"], saved["loader"]
@@ -229,7 +238,8 @@ def preview_resume(
     try:
         if is_itself:
             resume.check_same_origin(path, saved, recipe.output, origin)
-        resume.check_model(saved["recipe"]["model"], recipe.model, path)
+        check_fits(saved, path)
+        resume.check_position(saved, path)
         changed = changes.changes(saved["recipe"], recipe)
         resume.check_changes(path, saved, changed, recipe.stages, settings, origin.accept)
         if number < len(stages):

@@ -5,7 +5,7 @@ checkpoint. The log keeps one event with the learning rate before and after, the
 checksums of weights, EMA and moments as loaded. All ranks start together; rank 0 chooses the checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +85,10 @@ def _fill(
     if not is_verified:
         checkpoint.verify(path, world=world)
     saved = checkpoint.read_state(path)
-    check_model(saved["recipe"]["model"], model, path)
-    _check_optimizer(saved["optimizer"], state, path)
-    _check_averages(saved, state, path)
-    if state.power_averages:
-        checkpoint.verify(path, tuple(state.power_averages.tensors), world)
+    averages = tuple(state.power_averages.tensors) if state.power_averages else ()
+    check_fits(saved, model, state.masters.optimizer_name, averages, path)
+    if averages:
+        checkpoint.verify(path, averages, world)
 
     def read() -> None:
         for name, tensors in state.tensors().items():
@@ -99,18 +98,17 @@ def _fill(
     return saved
 
 
-def _check_optimizer(saved: str, state: TrainState, path: Path) -> None:
-    now = state.masters.optimizer_name
-    if saved != now:
+def check_fits(
+    saved: dict[str, Any], model: STDiT3Config, optimizer: str, averages: Collection[str], path: Path
+) -> None:
+    """Raise StateError for a checkpoint of another model or optimizer, or without `power_ema`'s averages."""
+    check_model(saved["recipe"]["model"], model, path)
+    if saved["optimizer"] != optimizer:
         raise StateError(
-            f"{path}: was saved with the optimizer {saved} and this trainer has {now}, whose moments have "
-            f"another meaning. Load the weights only: --ckpt-path {path}"
+            f"{path}: was saved with the optimizer {saved['optimizer']} and this trainer has {optimizer}, "
+            f"whose moments have another meaning. Load the weights only: --ckpt-path {path}"
         )
-
-
-def _check_averages(saved: dict[str, Any], state: TrainState, path: Path) -> None:
-    """Raise StateError for a checkpoint without the averages of `power_ema`."""
-    if state.power_averages and not state.power_averages.tensors.keys() <= saved["checksums"].keys():
+    if not set(averages) <= saved["checksums"].keys():
         raise StateError(
             f"{path}: has no averages of power_ema, which begin with a run's first update. Set "
             f"power_ema=null, or load the weights only: --ckpt-path {path}"
@@ -122,7 +120,8 @@ def _restore_counts(state: TrainState, saved: dict[str, Any]) -> None:
     state.ema_updates = saved["ema_updates"]
 
 
-def _check_position(saved: dict[str, Any], path: Path) -> None:
+def check_position(saved: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError for a checkpoint whose data is at another step than its training."""
     skip = skip_windows.merged(saved.get("skip", ()))
     due = skip_windows.data_step(skip, saved["stage_step"] + 1) - 1
     if saved["loader"] and saved["loader"]["step"] != due:
@@ -206,16 +205,17 @@ def restore(path: Path, state: TrainState, model: STDiT3Config, world: World = A
     The recipe is not compared: the running training has accepted it. Raises CheckpointError.
     """
     saved = _fill(path, state, model, world)
-    _check_position(saved, path)
+    check_position(saved, path)
     _restore_counts(state, saved)
     _restore_position(state, saved)
     return _proof(state, saved, path)
 
 
-def _load_weights(path: Path, state: TrainState, model: STDiT3Config) -> StartReport:
-    """Load weights only: from a file, an Open-Sora folder, or a checkpoint of this trainer.
+def read_weights(path: Path, model: STDiT3Config) -> tuple[Path, dict[str, Tensor]]:
+    """Return weights only, and where they lie: a file, an Open-Sora folder, or a checkpoint of this trainer.
 
-    Of a checkpoint, the raw weights are loaded; PATH/ema names its EMA.
+    Of a checkpoint, the raw weights are read; PATH/ema names its EMA. Raises MissingError, InputError,
+    CheckpointError.
     """
     from trainer.run_folder.checkpoint import (
         convert,  # needs safetensors, which a training-only machine may lack
@@ -223,7 +223,11 @@ def _load_weights(path: Path, state: TrainState, model: STDiT3Config) -> StartRe
 
     if path.is_dir() and (pointer.is_there(path) or (path / "manifest.json").exists()):
         path = checkpoint.find(path) / "model"
-    given = convert.read_open_sora(path, model)
+    return path, convert.read_open_sora(path, model)
+
+
+def _load_weights(path: Path, state: TrainState, model: STDiT3Config) -> StartReport:
+    path, given = read_weights(path, model)
     wanted = dict(state.model.state_dict())
     # Published weights are bfloat16 or float16; training keeps float32.
     cast = {name: value.to(wanted[name].dtype) for name, value in given.items()}
@@ -250,7 +254,7 @@ def start(
 
     def resume_from(path: Path, kind: str) -> StartReport:
         saved = _fill(path, state, recipe.model, world, path == verified)
-        _check_position(saved, path)
+        check_position(saved, path)
         changed = changes.changes(saved["recipe"], recipe)
         check_changes(path, saved, changed, recipe.stages, settings, origin.accept)
         _restore_counts(state, saved)

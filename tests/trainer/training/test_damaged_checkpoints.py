@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers, smoke
 from tests.trainer.training.states import SHORT, same
@@ -223,6 +224,35 @@ def test_run_and_dry_run_refuse_with_2_and_the_same_line(
 
     assert len(said[0]) == 1
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("flag", ["--ckpt-path", "--load"])
+def test_run_and_dry_run_read_what_they_begin_with_alike(
+    shards: Path, short_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], flag: str
+) -> None:
+    ckpt = shutil.copytree(short_run / "step-00000002", tmp_path / "ckpt")
+    (tmp_path / "garbage.safetensors").write_bytes(b"\xff" * 100)
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "foreign.pth")
+    flip_a_bit(ckpt / "model" / "__0_0.distcp")
+    named: dict[str, list[str]] = {
+        "damaged": [str(ckpt)],
+        "garbage": [str(tmp_path / "garbage.safetensors")],
+        "foreign": [str(tmp_path / "foreign.pth")],
+        "a folder of nothing": [str(tmp_path)],
+        "another model": [str(short_run / "step-00000002"), "--set", "model.depth=2"],
+        "another optimizer": [str(short_run / "step-00000002"), "--set", "stages.0.optim.muon=1.0"],
+        "whole": [str(short_run / "step-00000002")],
+    }
+    for number, (name, more) in enumerate(named.items()):
+        ends = []
+        for dry in (["--dry-run"], []):
+            words = command_words(shards, tmp_path / f"new-{number}", *SHORT)
+            code = trainer_command.main([*words, flag, *more, *dry])
+            said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+            ends.append((code, said))
+        assert ends[0] == ends[1], name
+        is_begun = name == "whole" or (name, flag) == ("another optimizer", "--ckpt-path")
+        assert (ends[0][0] == 0) == is_begun, name
 
 
 def test_run_and_dry_run_refuse_other_clips_and_another_origin_alike(

@@ -28,6 +28,15 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+def _name(*, with_muon: bool) -> str:
+    return "Muon" if with_muon else "AdamW"
+
+
+def name_of(spec: OptimSpec) -> str:
+    """Return the name, as stored in a checkpoint, of the optimizer that a stage with `spec` begins with."""
+    return _name(with_muon=spec.muon is not None)
+
+
 def make_optimizer(
     model: nn.Module, *, counts_once: bool = False, without: Container[str] = ()
 ) -> torch.optim.AdamW:
@@ -135,7 +144,7 @@ class Masters:
     @property
     def optimizer_name(self) -> str:
         """As stored in a checkpoint, whose moments belong to it."""
-        return "Muon" if self.matrices else type(self.optimizer).__name__
+        return _name(with_muon=self.matrices is not None)
 
     def optimizer_tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return the moments, and of matrices the momentum as `momentum.<parameter>`, not copied."""
