@@ -85,7 +85,7 @@ Line = dict[str, Any]
 
 def _counted(lines: Sequence[Line], events: Sequence[Line]) -> list[Line]:
     begun = [event["step"] for event in events if event["event"] in BEGINNINGS]
-    known = [line for line in lines if "bucket_seconds" in line]
+    known = [line for line in lines if line.get("bucket_seconds") and "cost_unit" in line]
     if not known:
         return []
     last = _kind(known[-1])
@@ -97,8 +97,10 @@ def _counted(lines: Sequence[Line], events: Sequence[Line]) -> list[Line]:
     ]
 
 
-def _kind(line: Line) -> tuple[str, int]:
-    return line["cost_unit"], line.get("rank_balance", {}).get("ranks", 1)
+def _kind(line: Line) -> tuple[str, int, int]:
+    """Return a line's unit, number of ranks and of listed ranks: what lines must share to be compared."""
+    found = line.get("rank_balance", {"ranks": 1, "of_ranks": ()})
+    return line["cost_unit"], found["ranks"], len(found["of_ranks"])
 
 
 def balance(lines: Sequence[Line], events: Sequence[Line]) -> Balance | None:
@@ -106,7 +108,7 @@ def balance(lines: Sequence[Line], events: Sequence[Line]) -> Balance | None:
     counted = _counted(lines, events)
     if not counted:
         return None
-    unit, ranks = _kind(counted[0])
+    unit, ranks, _ = _kind(counted[0])
     buckets = _buckets(counted)
     several = [line["rank_balance"] for line in counted if "rank_balance" in line]
     wastes: list[float | None] = [None, None]
@@ -164,7 +166,7 @@ def _buckets(counted: Sequence[Line]) -> tuple[BucketTime, ...]:
                 off=0.0,
             )
         )
-    usual = _factor(found)
+    usual = max(_factor(found), 1e-12)
     return tuple(replace(one, off=one.factor / usual - 1) for one in found)
 
 

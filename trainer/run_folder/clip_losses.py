@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.run_folder import jsonl, metrics
+from trainer.run_folder import jsonl, line_forms, metrics
 from vidcurate.errors import StorageError
 
 CLIP_LOSSES = "clip_losses.jsonl"
@@ -52,16 +52,17 @@ def read(run: Path) -> Iterator[dict[str, Any]]:
     path = run / CLIP_LOSSES
     if not path.exists():
         return
-    lists = ("clip_ids", "buckets", "levels", "losses", "timesteps")
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
             try:
                 found = json.loads(line)
-                assert isinstance(found["step"], int), "no step"
-                assert len({len(found[name]) for name in lists}) == 1, "lists of several lengths"
-            except (ValueError, KeyError, TypeError, AssertionError) as error:
+                if not line_forms.is_clip_losses(found):
+                    raise ValueError("it is no line of clip losses")
+                if len({len(found[name]) for name in line_forms.CLIP_LISTS}) != 1:
+                    raise ValueError("lists of several lengths")
+            except (ValueError, RecursionError) as error:
                 raise StorageError(
                     f"{path}: line {number} is damaged ({error}); remove it: sed -i {number}d {path}"
                 ) from error
@@ -75,9 +76,10 @@ def newest_before(run: Path, steps: Sequence[int]) -> dict[int, dict[str, Any]]:
     """
     found: dict[int, dict[str, Any]] = {}
     for step, line in zip(steps, _raw_before(run, steps), strict=True):
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, RecursionError):
             parsed = json.loads(line or b"")
-            found[step] = {name: parsed[name] for name in ("step", "stage", "clip_ids")}
+            if line_forms.is_clip_losses(parsed):
+                found[step] = {name: parsed[name] for name in ("step", "stage", "clip_ids")}
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.run_folder import line_forms
 from trainer.run_folder.jsonl import EVENTS, append_line, record_event
 from vidcurate.errors import StorageError
 from vidcurate.storage import atomic_file
@@ -38,27 +39,18 @@ CLOCK_KEYS = (
 
 TIMESTEP_BINS = 10
 
-# Keys that the readers of a line rely on: what stands for a missing one, and the types. `loss` may be "nan".
-_KINDS: dict[str, tuple[object, tuple[type, ...]]] = {
-    "step": (None, (int,)),
-    "event": ("", (str,)),
-    "time": (0.0, (float, int)),
-    "seconds": (0.0, (float, int)),
-    "loss": (0.0, (float, int, str, type(None))),
-}
-
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a JSONL file; none without a file. Skip a last line that a kill truncated.
 
-    Raises StorageError for a line that is no JSON object.
+    Raises StorageError for a line that is no JSON object, or is unlike what a run writes.
     """
     found = []
     for number, line in enumerate(_whole_lines(path), 1):
-        if (parsed := _parsed(line)) is None:
-            shown = line[:40].decode("utf-8", "replace")
+        parsed, fault = _parsed(line, path.name)
+        if parsed is None:
             raise StorageError(
-                f"{path}: line {number} is damaged ({shown!r}); remove it: sed -i {number}d {path}"
+                f"{path}: line {number} is damaged ({fault}); remove it: sed -i {number}d {path}"
             )
         found.append(parsed)
     return found
@@ -66,7 +58,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def read_undamaged(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a JSONL file without damaged ones."""
-    return [parsed for line in _whole_lines(path) if (parsed := _parsed(line)) is not None]
+    read = (_parsed(line, path.name) for line in _whole_lines(path))
+    return [parsed for parsed, _ in read if parsed is not None]
 
 
 def set_aside_damaged_lines(run: Path) -> dict[str, list[int]]:
@@ -78,7 +71,7 @@ def set_aside_damaged_lines(run: Path) -> dict[str, list[int]]:
     for name in (METRICS, VALIDATION, EVENTS):
         kept, numbers = [], []
         for number, line in enumerate(_whole_lines(run / name), 1):
-            if _parsed(line) is not None:
+            if _parsed(line, name)[0] is not None:
                 kept.append(line + b"\n")
                 continue
             numbers.append(number)
@@ -95,16 +88,14 @@ def _whole_lines(path: Path) -> list[bytes]:
     return data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return a line's object; None for a damaged line."""
+def _parsed(line: bytes, name: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the object of a line of the file `name`, and ""; None and what is wrong for a damaged line."""
     try:
         found = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
-        return None
-    is_good = isinstance(found, dict) and all(
-        type(found.get(name, usual)) in kinds for name, (usual, kinds) in _KINDS.items()
-    )
-    return found if is_good else None
+        return None, repr(line[:40].decode("utf-8", "replace"))
+    fault = line_forms.fault_of(found, name)
+    return (None, fault) if fault else (found, "")
 
 
 def forget_after(run: Path, step: int) -> int:

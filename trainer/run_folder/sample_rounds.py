@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.run_folder import layout as run_folder_layout
+from trainer.run_folder import line_forms
 from vidcurate.errors import StorageError
 from vidcurate.storage import atomic_file
 
@@ -81,14 +82,18 @@ def listing(
 
 
 def read_listing(where: Path) -> dict[str, Any] | None:
-    """Return the listing of a round's folder; None where there is no complete round."""
+    """Return the listing of a round's folder; None where there is no complete round.
+
+    A damaged listing is that of no round: the clips are sampled again when they are due, and pages show the
+    other rounds. Raises StorageError where the disk fails.
+    """
     try:
         found: dict[str, Any] = json.loads((where / LISTING).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise StorageError(f"{where / LISTING}: cannot be read ({error}).") from error
-    return found
+    return found if line_forms.is_listing(found) else None
 
 
 def is_of(found: dict[str, Any], spec: "SampleSpec", *, weights: str, digest: str) -> bool:

@@ -31,9 +31,16 @@ def add_round(run: Path, step: int, name: str = sample_rounds.OWN, spec: SampleS
     )
 
 
+TIMES = {"time": 100.0, "seconds": 1.0, "data_seconds": 0.1}
+ROUND = {**TIMES, "weights": "ema", "loss_by_clip": {}}
+
+
 def add_steps(run: Path, first: int, last: int) -> None:
     for step in range(first, last):
-        jsonl.append_line(run / metrics.METRICS, {"step": step, "stage": "one", "loss": 1 / step})
+        jsonl.append_line(
+            run / metrics.METRICS,
+            {**TIMES, "step": step, "stage": "one", "loss": 1 / step},
+        )
 
 
 def shown(run: Path) -> dict[str, Any]:
@@ -157,8 +164,8 @@ def test_the_trainings_own_validation_stands_before_the_servers(tmp_path: Path) 
     add_steps(tmp_path, 1, 30)
     (tmp_path / "serve").mkdir()
     for path, loss in ((tmp_path, 0.25), (tmp_path / "serve", 0.75)):
-        jsonl.append_line(path / metrics.VALIDATION, {"step": 8, "loss": loss, "weights": "ema"})
-    jsonl.append_line(tmp_path / metrics.VALIDATION, {"step": 9, "loss": 0.1, "weights": "raw"})
+        jsonl.append_line(path / metrics.VALIDATION, {**ROUND, "step": 8, "loss": loss})
+    jsonl.append_line(tmp_path / metrics.VALIDATION, {**ROUND, "step": 9, "loss": 0.1, "weights": "raw"})
 
     curve = gallery.page_data(tmp_path)["curve"]
 

@@ -10,13 +10,15 @@ import pytest
 from trainer.run_folder import jsonl, layout, metrics
 from vidcurate.errors import StorageError
 
+LINE = {"step": 1, "stage": "one", "loss": 0.5, "time": 1.0, "seconds": 1.0, "data_seconds": 0.1}
+
 
 def test_a_loss_is_written_with_all_its_digits(tmp_path: Path) -> None:
     loss = float(np.float32(0.1) + np.float32(1e-8))
 
-    jsonl.append_line(tmp_path / "metrics.jsonl", {"step": 1, "loss": loss})
+    jsonl.append_line(tmp_path / "metrics.jsonl", {**LINE, "loss": loss})
 
-    assert metrics.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": loss}]
+    assert metrics.read_metrics(tmp_path / "metrics.jsonl") == [{**LINE, "loss": loss}]
 
 
 @pytest.mark.parametrize("letter", ["\u2028", "\x85", "\x1c", "\x0b"])
@@ -44,7 +46,7 @@ def test_what_is_no_number_is_still_json(tmp_path: Path) -> None:
 
 def test_steps_behind_the_checkpoint_are_forgotten_and_a_torn_line_is_mended(tmp_path: Path) -> None:
     for step in range(1, 6):
-        jsonl.append_line(tmp_path / "metrics.jsonl", {"step": step, "loss": step / 3})
+        jsonl.append_line(tmp_path / "metrics.jsonl", {**LINE, "step": step, "loss": step / 3})
     jsonl.record_event(tmp_path, "save", 4, path="step-00000004")
     (before,) = metrics.read_metrics(tmp_path / "events.jsonl")
     assert before == {"event": "save", "step": 4, "time": before["time"], "path": "step-00000004"}
@@ -58,9 +60,10 @@ def test_steps_behind_the_checkpoint_are_forgotten_and_a_torn_line_is_mended(tmp
 
     assert dropped == 2
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == first
-    assert metrics.read_metrics(tmp_path / "events.jsonl") == [before]
+    kept, lost = metrics.read_metrics(tmp_path / "events.jsonl")
+    assert (kept, lost["event"], lost["steps"]) == (before, "steps_dropped", 2)
     jsonl.record_event(tmp_path, "resume", 3)
-    assert [line["event"] for line in metrics.read_metrics(tmp_path / "events.jsonl")] == ["save", "resume"]
+    assert [line["event"] for line in metrics.read_metrics(tmp_path / "events.jsonl")][2:] == ["resume"]
 
 
 def test_means_are_float32_and_sorted_by_name() -> None:
@@ -94,7 +97,8 @@ def test_a_timestep_lies_in_its_tenth_and_the_ends_have_one_too() -> None:
 @pytest.mark.parametrize("damage", ["\0" * 20, "4", '{"step": 2'])
 def test_a_damaged_line_in_the_middle_is_named_with_the_way_out(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text(f'{{"step": 1}}\n{damage}\n{{"step": 3}}\n')
+    whole = json.dumps(LINE)
+    path.write_text(f"{whole}\n{damage}\n{whole}\n")
     with pytest.raises(StorageError, match=rf"metrics.jsonl: line 2 is damaged .* sed -i 2d {path}"):
         metrics.read_metrics(path)
 
@@ -127,7 +131,9 @@ def test_the_console_line_keeps_step_loss_and_time_left_at_a_narrow_terminal() -
     ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
-    (tmp_path / jsonl.EVENTS).write_bytes(b'{"step": 1}\n' + line + b"\n")
+    jsonl.record_event(tmp_path, "start", 1)
+    with (tmp_path / jsonl.EVENTS).open("ab") as file:
+        file.write(line + b"\n")
     with pytest.raises(StorageError, match="line 2 is damaged"):
         metrics.read_metrics(tmp_path / jsonl.EVENTS)
 

@@ -66,8 +66,9 @@ def test_numbers_are_named_by_their_place_and_words_are_left_out() -> None:
 
 def test_a_log_file_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone(tmp_path: Path) -> None:
     path = tmp_path / metrics.METRICS
+    same = {"stage": "one", "seconds": 1.0, "data_seconds": 0.1}
     for step in range(1, 7):
-        jsonl.append_line(path, {"step": step, "time": float(step), "seconds": 1.0, "loss": 0.5})
+        jsonl.append_line(path, {**same, "step": step, "time": float(step), "loss": 0.5})
     turns: list[float] = []
 
     def is_over(seconds: float) -> bool:
@@ -75,7 +76,7 @@ def test_a_log_file_that_a_rollback_has_cut_is_followed_with_its_new_lines_alone
         if len(turns) == 2:  # between two looks: back to step 3, and three steps from there, longer lines
             metrics.forget_after(tmp_path, 3)
             for step in range(4, 7):
-                line = {"step": step, "time": 10.0 + step, "seconds": 1.0, "loss": 0.25, "more": "x" * 99}
+                line = {**same, "step": step, "time": 10.0 + step, "loss": 0.25, "more": "x" * 99}
                 jsonl.append_line(path, line)
         return len(turns) == 3
 

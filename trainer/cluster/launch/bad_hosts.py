@@ -111,6 +111,7 @@ def _nodes(run: Path, before: Seen) -> list[dict[str, Any]]:
         return []
     try:
         kept = json.loads((run / PREFLIGHT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
-    return list(kept.get("nodes", []))
+    nodes = kept.get("nodes") if isinstance(kept, dict) else None
+    return [one for one in nodes if isinstance(one, dict)] if isinstance(nodes, list) else []

@@ -72,11 +72,15 @@ def _news(run: Path, sent: _Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[
 def _clips(run: Path, line: dict[str, Any]) -> list[tuple[str, Path, dict[str, Any]]]:
     """Return (name, file, entry) of a `served` line's clips; none if the round was replaced since."""
     listing = sample_rounds.read_listing(run / line["folder"])
-    if listing is None or listing["digest"] != line["digest"]:
+    if listing is None or listing.get("digest") != line["digest"]:
         return []
     name = f"samples/{line['preset']}"
     return [
-        (f"{name}/{entry['number']:02d}-{entry['seed']}", run / entry["file"], {**listing["asked"], **entry})
+        (
+            f"{name}/{entry['number']:02d}-{entry['seed']}",
+            run / entry["file"],
+            {**listing.get("asked", {}), **entry},
+        )
         for entry in listing["samples"]
     ]
 

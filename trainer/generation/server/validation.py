@@ -32,7 +32,7 @@ def metrics_file(run: Path) -> Path:
 def is_there(run: Path, step: int, *, raw: bool, digest: str) -> bool:
     """Return whether one of the two validation files has the loss of these weights at this step."""
     kind = "raw" if raw else "ema"
-    own = [line for line in metrics.read_metrics(metrics_file(run)) if line["digest"] == digest]
+    own = [line for line in metrics.read_metrics(metrics_file(run)) if line.get("digest") == digest]
     lines = [*metrics.read_metrics(run / metrics.VALIDATION), *own]
     return any(line["step"] == step and line["weights"] == kind for line in lines)
 
