@@ -1,7 +1,7 @@
-"""Help pages that fit the terminal: paragraphs, commands and lists, each broken in its own way.
+"""Help pages that fit the terminal: prose, commands and lists.
 
 argparse either fills a description and what follows the options into one paragraph, or leaves their lines as
-long as they are. Here prose is filled, a command goes on after a backslash, and what a list says of a name
+long as they are. Here prose is filled, a command is broken after a backslash, and what a list says of a name
 stays in its column.
 """
 
