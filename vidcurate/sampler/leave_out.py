@@ -33,6 +33,7 @@ def read_clip_ids(path: Path) -> tuple[str, ...]:
         if line.startswith("{"):
             try:
                 clip_id = json.loads(line)["clip_id"]
+                str(clip_id).encode()  # JSON can escape half a character, which no clip id holds
             except (ValueError, KeyError, RecursionError):
                 clip_id = None
         if not isinstance(clip_id, str):

@@ -1,4 +1,4 @@
-"""Shape of RUN/reconcile.json: what ingest found when it matched the metadata with the files."""
+"""Shape of RUN/reconcile.json: what ingest found between metadata and files."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path

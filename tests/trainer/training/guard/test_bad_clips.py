@@ -133,7 +133,7 @@ def test_a_file_of_all_clips_is_refused_by_its_key(shards: Path, tmp_path: Path)
         dry_run(smoke(shards, tmp_path / "run", f"stages.0.data.leave_out={file}"))
 
 
-@pytest.mark.parametrize("line", ['{"clip": 3}', "{", '{"clip_id": 3}'])
+@pytest.mark.parametrize("line", ['{"clip": 3}', "{", '{"clip_id": 3}', '{"clip_id": "\\ud800"}'])
 def test_a_file_that_holds_no_clip_ids_is_refused_by_its_line(
     shards: Path, tmp_path: Path, line: str
 ) -> None:
