@@ -4,6 +4,7 @@ Stdlib only: the monitor process writes events too, and starts in a few millisec
 `trainer.run_folder.metrics` reads the lines.
 """
 
+import errno
 import json
 import math
 import os
@@ -33,7 +34,8 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, data)
+            if os.write(handle, data) < len(data):  # the disk took a part: say so now, not with the next line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(handle)
     except OSError as error:

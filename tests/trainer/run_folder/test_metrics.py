@@ -1,6 +1,7 @@
 """Metrics files can be read after any kill, and have all digits."""
 
 import json
+import resource
 import time
 from pathlib import Path
 
@@ -79,6 +80,20 @@ def test_means_are_float32_and_sorted_by_name() -> None:
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"metrics\.jsonl: cannot be written"):
         jsonl.append_line(tmp_path / "no such folder" / "metrics.jsonl", {"step": 1})
+
+
+def test_a_line_that_the_disk_takes_a_part_of_is_an_error_at_once(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    jsonl.record_event(tmp_path, "start", 0)
+    size = (tmp_path / jsonl.EVENTS).stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    try:
+        with pytest.raises(StorageError, match=r"events\.jsonl: cannot be written \(No space left"):
+            jsonl.record_event(tmp_path, "stage", 0, stage="first")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / jsonl.EVENTS).stat().st_size == size + 20
+    assert [line["event"] for line in metrics.read_metrics(tmp_path / jsonl.EVENTS)] == ["start"]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,9 @@ def test_a_line_that_a_kill_cut_is_dropped_before_the_next(tmp_path: Path) -> No
     file.write_text("by hand")  # without an end of line
     _append(tmp_path, "by hand", "c")
     assert read_clip_ids(file) == ("by hand", "c")
+    file.write_bytes(b'a\n{"clip_id": "\\ud800"}\n')
+    with pytest.raises(InputError, match=r":2: is neither a clip id nor"):
+        read_clip_ids(file)
 
 
 @pytest.mark.parametrize(
