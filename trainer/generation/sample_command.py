@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import commands
-from vidcurate.errors import InputError, StorageError, VidcurateError, printable
+from vidcurate.errors import InputError, StorageError, VidcurateError, counted, printable
 
 if TYPE_CHECKING:
     from trainer.model.encoders.registry import VideoSpec
@@ -118,8 +118,8 @@ def _run(given: argparse.Namespace) -> None:
             frames = sample_clips.sample_clip(pipeline, spec, entry)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise VidcurateError(
-                f"{spec.num_frames} frames of {spec.height} x {spec.width} px need more memory than is free; "
-                "give a smaller --size."
+                f"{counted(spec.num_frames, 'frame')} of {spec.height} x {spec.width} px need more memory "
+                "than is free; give a smaller --size."
             ) from error
         file = _new_file(folder, f"{before}{entry.file}")
         sample_clips.write_clip(file, frames, spec.fps)

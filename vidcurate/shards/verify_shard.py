@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Literal, cast
 
 from blake3 import blake3
 
-from vidcurate.errors import MediaError, ShardError, StorageError
+from vidcurate.errors import MediaError, ShardError, StorageError, counted
 from vidcurate.media.container import opened, reason_of
 from vidcurate.media.frame_map import parse
 from vidcurate.media.packets import frame_map_of
@@ -130,13 +130,14 @@ def _decode(row: dict[str, Any], data: bytes, found: ShardResult, name: str) -> 
         return
     known = row["frame_map"]
     if row["num_frames"] is not None and len(times) != row["num_frames"]:
-        found.add_problem(name, f"has {len(times)} frames, the index says {row['num_frames']}")
+        found.add_problem(name, f"has {counted(len(times), 'frame')}, the index says {row['num_frames']}")
     if known != (made.to_bytes() if made else None):
         found.add_problem(name, "its packets give another frame map than the index has")
     elif known is not None and parse(known).pts.tolist() != times:
         found.add_problem(
             name,
-            f"decodes to {len(times)} frames at other times than the {len(parse(known))} of its frame map",
+            f"decodes to {counted(len(times), 'frame')} at other times than the "
+            f"{len(parse(known))} of its frame map",
         )
 
 

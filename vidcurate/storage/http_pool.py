@@ -22,6 +22,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
+from vidcurate.errors import counted
+
 _MOST_IDLE = 32  # open connections that one server keeps for us
 _MOST_REDIRECTS = 10
 _REDIRECT_BYTES = 1 << 16
@@ -143,7 +145,7 @@ class Answer:
             yield data
         missing = self._response.length if left is None else left
         if missing:
-            raise OSError(f"the body ended {missing:,} bytes early")
+            raise OSError(f"the body ended {counted(missing, 'byte')} early")
 
     def close(self) -> None:
         """Give the connection back when the body has been read to the end, else close it."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from vidcurate.errors import InputError, StorageError
+from vidcurate.errors import InputError, StorageError, counted
 from vidcurate.storage import http_pool
 
 TAIL_BYTES = 1 << 18  # read at once from the end of a file: most central directories lie in it whole
@@ -193,7 +193,7 @@ def chunks_of(parts: Sequence[tuple[Piece, int, int]]) -> Iterator[bytes]:
             while count:
                 data = stream.read(min(count, _CHUNK))
                 if not data:
-                    raise OSError(f"{one.place}: ended {count} bytes early")
+                    raise OSError(f"{one.place}: ended {counted(count, 'byte')} early")
                 count -= len(data)
                 yield data
         finally:

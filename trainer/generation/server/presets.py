@@ -11,7 +11,7 @@ from pathlib import Path
 from trainer.model.encoders.registry import VideoSpec, video_encoder
 from trainer.run_folder import sample_rounds
 from trainer.run_folder.sample_spec import SampleSpec
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 from vidcurate.sampler.resolutions import published_sizes
 
 OWN = "own"
@@ -88,7 +88,7 @@ def wanted(
 
 def check_size(encoder_spec: VideoSpec, num_frames: int, height: int, width: int) -> None:
     """Raise InputError for a size that the video encoder, or mp4, cannot make."""
-    asked = f"{num_frames} frames of {height} x {width} px"
+    asked = f"{counted(num_frames, 'frame')} of {height} x {width} px"
     if min(num_frames, height, width) < 1 or height % 2 or width % 2:
         raise InputError(f"{asked}: height and width must be even and all of them at least 1.")
     if min(video_encoder(encoder_spec).latent_shape(num_frames, height, width)) < 1:

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from vidcurate.errors import counted
+
 # name → (kind, least, most); the run's recipe sets missing fields.
 FIELDS: dict[str, tuple[type, float, float]] = {
     "seed": (int, 0, 2**63 - 1),
@@ -127,7 +129,7 @@ def check_pixels(num_frames: int, height: int, width: int, limits: Limits) -> No
     if pixels > limits.max_pixels:
         raise Refused(
             413,
-            f"{num_frames} frames of {height} x {width} px are {pixels} pixels; the limit is "
+            f"{counted(num_frames, 'frame')} of {height} x {width} px are {pixels} pixels; the limit is "
             f"{limits.max_pixels}.",
         )
 

@@ -32,7 +32,7 @@ from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint, parts
 from trainer.run_folder.sample_rounds import Entry
 from trainer.run_folder.sample_spec import SampleSpec
-from vidcurate.errors import CheckpointError, VidcurateError
+from vidcurate.errors import CheckpointError, VidcurateError, counted
 
 CHECK_SECONDS = 0.5  # between two checks inside a step or a decode
 MOST_WAIT_SECONDS = 60.0  # that a round or a validation waits for one step or decode of a request
@@ -214,7 +214,7 @@ class Model:
             except torch.OutOfMemoryError as error:
                 torch.cuda.empty_cache()
                 raise VidcurateError(
-                    f"{spec.num_frames} frames of {spec.height} x {spec.width} px: the memory of "
+                    f"{counted(spec.num_frames, 'frame')} of {spec.height} x {spec.width} px: the memory of "
                     f"{self.world.device} is too small ({str(error).splitlines()[0]}). Choose a smaller "
                     "preset, or a device that nothing else uses."
                 ) from error

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.cli import commands
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,7 +104,7 @@ def _run(given: argparse.Namespace) -> None:
         ]
         if made is not None:
             words.append(
-                f"average of width {given.ema:g} from {len(made.checkpoints)} checkpoints, "
+                f"average of width {given.ema:g} from {counted(len(made.checkpoints), 'checkpoint')}, "
                 f"error {made.error:.2%}"
             )
     if given.folder is not None:

@@ -32,6 +32,7 @@ from trainer.training.guard.spike_scores import (
     scores,
     spread,
 )
+from vidcurate.errors import counted
 
 LEAST_GRADIENTS = 32
 LEAST_CHANGES = 8
@@ -71,11 +72,11 @@ def find_problems(memory: StageHistory, stats: StepStats, limits: Thresholds) ->
 def _nonfinite(stats: StepStats) -> Problem:
     places = tuple(np.flatnonzero(~np.isfinite(stats.losses)).tolist())
     ranks = [rank for rank, norm in enumerate(stats.rank_norms) if not math.isfinite(norm)]
-    bad = f"the loss of {len(places)} clips is not finite" if places else "the gradient is not finite"
+    bad = f"the loss of {counted(len(places), 'clip')}" if places else "the gradient"
     where = f", of rank {', '.join(map(str, ranks))}" if ranks else ""
     return Problem(
         kind="nonfinite",
-        reason=bad + where,
+        reason=f"{bad} is not finite{where}",
         first_step=stats.step,
         figures={
             "loss": float(np.mean(stats.losses)),

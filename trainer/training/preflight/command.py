@@ -117,7 +117,7 @@ def _of_data(
         value = f"{counted(len(batches), 'micro-batch', 'es')} read"
         replaced = [event["clip_id"] for event in events if event["event"] == "clip_substituted"]
         if replaced:
-            value += f", {len(replaced)} clips cannot be read ({', '.join(replaced[:3])})"
+            value += f", {counted(len(replaced), 'clip')} cannot be read ({', '.join(replaced[:3])})"
         return [Check(name="first step", verdict="warn" if replaced else "ok", value=value)]
 
     found = bounded.run("dataset", dataset)

@@ -186,7 +186,7 @@ def empty_validation(draws: Floats, validation_fraction: float) -> tuple[str, ..
         return ()
     sources = np.unique(draws)
     said = (
-        f"the fold validation is empty: of {len(sources):,} sources validation_fraction "
+        f"the fold validation is empty: of {counted(len(sources), 'source')} validation_fraction "
         f"{validation_fraction:g}"
     )
     if len(sources) == 1:

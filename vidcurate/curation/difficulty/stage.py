@@ -25,7 +25,7 @@ from vidcurate.curation.difficulty.jumps import QUANTILES, Jump, histograms, jum
 from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.difficulty.summary import LEVELS, Level, SplitSummary, read_summary
 from vidcurate.curation.filter.rules import text
-from vidcurate.errors import ColumnError, InputError
+from vidcurate.errors import ColumnError, InputError, counted
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
 
@@ -73,7 +73,7 @@ def _with_levels(rows: pl.DataFrame, spec: SplitSpec, where: Path) -> pl.DataFra
     """Return the rows with `level` (and `tokens`). Raises InputError for too few rows."""
     distinct = rows[spec.column].n_unique()
     if spec.levels > (distinct if spec.ties == "together" else len(rows)):
-        have = f"{distinct} different values" if spec.ties == "together" else f"{len(rows)} clips"
+        have = f"{distinct} different values" if spec.ties == "together" else counted(len(rows), "clip")
         raise InputError(
             f"levels is {spec.levels}, but {where} has {have} of {spec.column} among its kept clips. "
             "Set fewer levels" + (" or set ties=split." if len(rows) >= spec.levels else ".")

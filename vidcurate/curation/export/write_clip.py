@@ -15,7 +15,7 @@ from typing import Any
 import av
 
 from vidcurate.curation.export.clips import PlannedClip, Shape
-from vidcurate.errors import MediaError
+from vidcurate.errors import MediaError, counted
 from vidcurate.media import transcode
 from vidcurate.media.container import codec_of, opened
 from vidcurate.media.decode import count_decodable_frames
@@ -160,4 +160,5 @@ def is_shape_of(path: Path, shape: Shape) -> bool:
 
 
 def _as_text(shape: Shape) -> str:
-    return f"{shape.num_frames} frames of {shape.width}x{shape.height} at {float(shape.fps):.6g} frames/s"
+    frames = counted(shape.num_frames, "frame")
+    return f"{frames} of {shape.width}x{shape.height} at {float(shape.fps):.6g} frames/s"

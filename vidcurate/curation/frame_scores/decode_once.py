@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vidcurate.curation.frame_scores.audio import Audio
 from vidcurate.curation.frame_scores.packet_hash import PacketHash
 from vidcurate.curation.frame_scores.scorer import SLACK_SECONDS, FrameView, Pixels
-from vidcurate.errors import MediaError
+from vidcurate.errors import MediaError, counted
 from vidcurate.media import slow_gather
 from vidcurate.media.container import codec_of, opened, packets_of, reason_of
 from vidcurate.media.display_times import DisplayTimes
@@ -106,7 +106,8 @@ def walk(
             yield from _walk(container, stream, start, end, short_side_px, details_per_second, walked, audio)
         except (av.FFmpegError, OSError, ValueError) as error:
             raise MediaError(
-                f"{path.name}: decoding failed after {walked.num_frames} frames ({reason_of(error)}).",
+                f"{path.name}: decoding failed after {counted(walked.num_frames, 'frame')} "
+                f"({reason_of(error)}).",
                 kind="unreadable",
             ) from error
     if not walked.num_frames:

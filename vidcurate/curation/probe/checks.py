@@ -36,14 +36,14 @@ def check_index(
     if bounds.broken:
         found["damaged_container"] = bounds.broken
     if bounds.trailing_bytes:
-        found["trailing_bytes"] = f"{bounds.trailing_bytes} bytes behind the container's end"
+        found["trailing_bytes"] = f"{counted(bounds.trailing_bytes, 'byte')} behind the container's end"
     if header.num_frames is not None and not header.is_trimmed:
         in_index = index.num_frames + index.num_hidden + index.num_leading
         if index.num_ticks and index.num_frames >= _LEAST_AVI_SHARE * index.num_ticks:
             in_index = index.num_ticks
         elif abs(header.num_frames - in_index) > abs(header.num_frames - in_index - index.num_second_fields):
             in_index += index.num_second_fields  # this header counts fields
-        words = f"the header counts {header.num_frames} frames, the index {in_index}"
+        words = f"the header counts {counted(header.num_frames, 'frame')}, the index {in_index}"
         if abs(header.num_frames - in_index) > max(2, _LARGEST_COUNT_DIFFERENCE * header.num_frames):
             found["frame_count_mismatch"] = words
         elif header.num_frames != in_index and header.container != "avi":
