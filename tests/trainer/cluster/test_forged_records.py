@@ -111,6 +111,22 @@ def test_a_record_that_names_pid_1_lists_and_ends_nothing(tmp_path: Path, capsys
     assert answer["would_end"] == []
 
 
+@pytest.mark.parametrize(
+    "beat", [{}, {"time": "x", "step": 1, "phase": "data"}, [1], {"step": {}, "phase": 3}]
+)
+def test_a_forged_heartbeat_of_a_live_rank_is_left_out(
+    ranks: Ranks, tmp_path: Path, capsys: Capture, beat: object
+) -> None:
+    ranks.start(WAITS)
+    (ranks.run / "heartbeats").mkdir(exist_ok=True)
+    (ranks.run / "heartbeats" / "rank-00000.json").write_text(json.dumps(beat))
+
+    assert main(["cluster", "status", "local", "--run", str(ranks.run), "--seconds", "0.1", "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert [line["step"] for line in answer["runs"]] == [None]
+    assert dump(ranks.run, tmp_path / "dump") == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_another_users_record_of_roots_process_is_not_believed(
     ranks: Ranks, tmp_path: Path, capsys: Capture
