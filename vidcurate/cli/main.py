@@ -70,12 +70,17 @@ def _require_text(words: list[str]) -> None:
 
 
 def _damaged_table(error: BaseException, given: list[str]) -> str:
-    """Return one line that names a run's damaged tables, "" where the error is none of a Parquet file."""
-    if not str(error).startswith("parquet: "):
+    """Return one line that names a run's damaged tables, "" where the error is none of a Parquet file.
+
+    For most damage polars raises a panic or an error of its own, whatever the message.
+    """
+    if not type(error).__module__.startswith(("polars", "pyo3_runtime", "pyarrow")):
         return ""
     from vidcurate.curation.clip_table import table
 
-    names = [str(path) for word in given if Path(word).is_dir() for path in table.damaged(Path(word))]
+    names = [str(path) for word in given if os.path.isdir(word) for path in table.damaged(Path(word))]
+    if not names and not str(error).startswith("parquet: "):
+        return ""
     reason = printable(" ".join(str(error).split()))[:200]
     which = f"{', '.join(names)}: cannot be read" if names else "a Parquet file cannot be read"
     return f"{which} ({reason}). Delete the damaged file, and run its stage again."

@@ -200,7 +200,9 @@ def _reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise MissingError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error
     except (OSError, pa.ArrowException) as error:
-        raise ShardError(f"{path}: damaged or not an index ({type(error).__name__}: {error}).") from error
+        raise ShardError(
+            f"{path}: damaged or not an index ({type(error).__name__}: {error}). {AGAIN}"
+        ) from error
 
 
 @contextmanager

@@ -4,13 +4,14 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import polars as pl
 import pytest
 
 from vidcurate.cli.main import main
-from vidcurate.curation.clip_table import stage_json
+from vidcurate.curation.clip_table import stage_json, table_checksum
 from vidcurate.errors import TableError
 
 
@@ -90,6 +91,50 @@ def test_a_damaged_table_is_named(run: Path, command: list[str], capsys: pytest.
         (run / f"{later}.parquet").unlink(missing_ok=True)
 
     assert str(path) in failed(capsys, command[0], run, *command[1:])
+
+
+def forge(path: Path) -> None:
+    """Damage the pages of a table so that polars panics, and give the file its checksum again."""
+    whole = path.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    random = Random(0)
+    for _ in range(20_000):
+        data = bytearray(whole)
+        for _ in range(2):
+            data[random.randrange(4, footer)] = random.randrange(256)
+        path.write_bytes(data)
+        try:
+            pl.read_parquet(path)
+        except pl.exceptions.PanicException as error:
+            if not str(error).startswith("parquet: "):
+                table_checksum.seal(path)
+                return
+        except pl.exceptions.PolarsError:
+            pass
+    pytest.fail("polars panics at none of 20,000 damaged files")
+
+
+@pytest.mark.parametrize("name", ["ingest.parquet", "score.parquet"])
+def test_a_forged_table_at_which_polars_panics_is_named(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for later in [path for path in run.glob("*.parquet") if path.name not in ("ingest.parquet", name)]:
+        later.unlink()
+    forge(run / name)
+
+    assert f"{run / name}: cannot be read" in failed(capsys, "export", run, run / "out.csv", "--for", "csv")
+
+
+def test_metadata_at_which_polars_panics_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "captions.parquet"
+    rows = [{"clip_id": f"c{n}", "video": f"{n}.mp4", "caption": f"a dog {'runs ' * n}"} for n in range(40)]
+    metadata = {table_checksum.CHECKSUM: table_checksum.UNSEALED}
+    pl.DataFrame(rows).write_parquet(path, metadata=metadata)
+    forge(path)
+
+    assert f"{path}: cannot be read as parquet" in failed(capsys, "ingest", path, "--out", tmp_path / "run")
 
 
 @dataclass(frozen=True)

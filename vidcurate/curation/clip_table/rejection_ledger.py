@@ -89,10 +89,14 @@ def replay_ledger(entries: pl.DataFrame) -> pl.Series:
 
 
 def read_ledger(run: Path) -> pl.LazyFrame:
-    """Return RUN/ledger.parquet, lazily. Raises StageError when no filter has been run."""
+    """Return RUN/ledger.parquet, lazily.
+
+    Raises StageError when no filter has been run, TableError for a damaged file.
+    """
     path = run / LEDGER
     if not path.exists():
         raise StageError(f"{path}: no ledger. Run `vidcurate filter {run}` first.")
+    table.provenance(path)
     return pl.scan_parquet(path)
 
 

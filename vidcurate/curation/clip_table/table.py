@@ -5,6 +5,8 @@ the columns that its stage wrote, so that a filter does not copy a million capti
 are written whole or not at all. The Parquet metadata (key `vidcurate`) of `RUN/<stage>.parquet` has the
 stage, the package version, the stage's settings and the digests of its inputs. When all of these are
 unchanged, the stage is up to date; when its input table has changed since, later stages refuse to read it.
+A table whose bytes are not those that were written (`table_checksum`) is damaged: no stage reads it, and its
+own command writes it again.
 """
 
 import itertools
@@ -21,11 +23,18 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from vidcurate import __version__
+from vidcurate.curation.clip_table import table_checksum
 from vidcurate.curation.clip_table.schema import COLUMNS, OF_CAPTION, STAGES, written_by
 from vidcurate.errors import InputError, StageError, StorageError, TableError
 from vidcurate.storage import atomic_file
 from vidcurate.storage.checksum import sha256_file
 
+# What polars raises for a damaged Parquet file: its panics are no Exception.
+UNREADABLE: tuple[type[BaseException], ...] = (
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+    OSError,
+)
 _METADATA_KEY = "vidcurate"
 _ROWS_PER_SLICE = 8192
 
@@ -70,15 +79,39 @@ def stage_path(run: Path, stage: str) -> Path:
     return run / f"{stage}.parquet"
 
 
+def _check(path: Path) -> None:
+    """Raise TableError for a table that is missing, and for bytes that are not those that were written."""
+    try:
+        is_whole = table_checksum.has_own_bytes(path)
+    except FileNotFoundError as error:
+        raise TableError(f"{path}: no such table.") from error
+    except OSError as error:
+        raise TableError(f"{path}: cannot be read ({error.strerror}).") from error
+    if is_whole is None:
+        raise TableError(
+            f"{path}: not a table written by vidcurate, or damaged (no checksum). {_again(path)}"
+        )
+    if not is_whole:
+        raise TableError(f"{path}: damaged (its checksum is of other bytes). {_again(path)}")
+
+
+def _again(path: Path) -> str:
+    return f"Run `vidcurate {command_of(path.stem)}` again."
+
+
 def provenance(path: Path) -> Provenance:
-    """Read the provenance of the table at `path`. Raises TableError for a file not written by vidcurate."""
+    """Read the provenance of the table at `path`.
+
+    Raises TableError for a damaged file, and for one not written by vidcurate.
+    """
+    _check(path)
     try:
         metadata = pq.read_metadata(path).metadata or {}
         fields = json.loads(metadata[_METADATA_KEY.encode()])
-    except FileNotFoundError as error:
-        raise TableError(f"{path}: no such table.") from error
     except Exception as error:  # pyarrow raises many kinds for a damaged file
-        raise TableError(f"{path}: not a table written by vidcurate ({type(error).__name__}).") from error
+        raise TableError(
+            f"{path}: not a table written by vidcurate ({type(error).__name__}), or damaged. {_again(path)}"
+        ) from error
     return Provenance(
         stage=fields["stage"], settings=fields["settings"], inputs=fields["inputs"], version=fields["version"]
     )
@@ -138,19 +171,24 @@ def command_of(stage: str) -> str:
         "frames": "score-frames",
         "models": "score-models",
         "own_scores": "score-own",
+        "ledger": "filter",
     }
     return names.get(stage, stage)
 
 
 def damaged(run: Path) -> list[Path]:
-    """Return the Parquet files of a run folder that cannot be read to their end."""
-    found = []
-    for path in sorted(run.glob("*.parquet")):
-        try:
-            pl.scan_parquet(path).sink_batches(lambda _: None)
-        except (pl.exceptions.PolarsError, OSError):
-            found.append(path)
-    return found
+    """Return the Parquet files of a run that cannot be read to their end, or have another checksum."""
+    return [path for path in sorted(run.glob("*.parquet")) if _is_unreadable(path)]
+
+
+def _is_unreadable(path: Path) -> bool:
+    try:
+        if table_checksum.has_own_bytes(path) is False:
+            return True
+        pl.scan_parquet(path).sink_batches(lambda _: None)
+    except UNREADABLE:
+        return True
+    return False
 
 
 def is_up_to_date(path: Path, wanted: Provenance) -> bool:
@@ -259,8 +297,13 @@ def sink(
         file,
         maintain_order=True,
         row_group_size=16_384,  # groups of 65,536 dense captions cost 600 MB more peak memory
-        metadata=lambda _: {_METADATA_KEY: origin().to_json(), "columns": described},
+        metadata=lambda _: {
+            _METADATA_KEY: origin().to_json(),
+            "columns": described,
+            table_checksum.CHECKSUM: table_checksum.UNSEALED,
+        },
     )
+    table_checksum.seal(file)
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]], names: Iterable[str]) -> pl.DataFrame:

@@ -178,7 +178,7 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
     target, levels_path, ledger_path = table.stage_path(run, "split"), run / LEVELS, run / LEDGER
     if table.is_up_to_date(target, origin) and levels_path.exists() and (run / FRAGMENT).exists():
         summary = read_summary(levels_path)
-        if not ledger_path.exists() or summary.rows_dropped_here == _reported(ledger_path):
+        if not ledger_path.exists() or summary.rows_dropped_here == _reported(run):
             return summary
     clips = table.scan(run, previous)
     rows, dropped = _drop(_rows(clips, spec, source), spec)
@@ -197,8 +197,8 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         summary, drawn = _measured(rows, draws, spec, total, len(dropped))
         atomic_file.write_json(levels_path, {"column": spec.column, **asdict(summary), "histograms": drawn})
         atomic_file.write_text(run / FRAGMENT, recipe_fragment(spec.levels, summary.ramps, spec))
-        if ledger_path.exists() and (len(dropped) or _reported(ledger_path)):
-            reported = _with_split(pl.read_parquet(ledger_path), dropped, spec)
+        if ledger_path.exists() and (len(dropped) or _reported(run)):
+            reported = _with_split(rejection_ledger.read_ledger(run).collect(), dropped, spec)
             table.write(reported, ledger_path, table.provenance(ledger_path))
     progress(2, 2, "steps")
     return summary
@@ -240,11 +240,10 @@ def _measured(
     return summary, {"quantiles": QUANTILES, "columns": histograms(parts, columns)}
 
 
-def _reported(ledger_path: Path) -> int:
+def _reported(run: Path) -> int:
     """Count the split's rejections in the ledger (0 after the filter has run again)."""
-    counted: int = (
-        pl.scan_parquet(ledger_path).filter(pl.col("stage") == "split").select(pl.len()).collect().item()
-    )
+    entries = rejection_ledger.read_ledger(run)
+    counted: int = entries.filter(pl.col("stage") == "split").select(pl.len()).collect().item()
     return counted
 
 

@@ -172,7 +172,7 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
             )
 
         is_there = all(path.exists() for path in (target, funnel_path, ledger_path))
-        up_to_date = is_there and table.is_up_to_date(target, origin())
+        up_to_date = is_there and all(table.is_up_to_date(path, origin()) for path in (target, ledger_path))
         if not up_to_date:
             before = table.scan(run, previous)
             clips, changed = with_edited_captions(run, before, reviews)

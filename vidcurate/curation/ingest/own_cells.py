@@ -25,6 +25,8 @@ _NAMES_SOMETHING = re.compile(r"(?:^|_)(?:id|ids|uuid|key|code|version|hash|md5|
 _UNNAMED = re.compile(r"(?:_duplicated_\d+)?")  # polars' name of the second column without one
 _OF_EXPORTED = {"clip_id", "sample_key", "ingest_problem"}
 _TEXT = (pl.String(), pl.Null())
+_MOST_DAYS = 95_000_000  # since 1970, either way: polars panics beyond the year 262142; the number stays then
+_PER_DAY = {"ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
 def rows_of(source: Source, frame: pl.LazyFrame, found: Mapping[str, str]) -> Rows:
@@ -127,6 +129,12 @@ def _plain(cell: pl.Expr, dtype: pl.DataType, *, is_large: bool = False) -> pl.E
         return cell.cast(pl.Int64)
     if dtype == pl.Binary():
         return cell.bin.encode("base64")
+    if isinstance(dtype, pl.Date | pl.Datetime):
+        number = cell.to_physical()
+        per_day = _PER_DAY[dtype.time_unit] if isinstance(dtype, pl.Datetime) else 1
+        most = min(_MOST_DAYS * per_day, _LARGEST)
+        shown = pl.when(number.is_between(-most, most)).then(cell).dt.to_string("iso")
+        return pl.coalesce(shown, number.cast(pl.String))
     if dtype.is_temporal():
         return cell.dt.to_string("iso")
     return cell.cast(pl.String)

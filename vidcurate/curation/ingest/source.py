@@ -18,12 +18,14 @@ from pathlib import Path
 
 import polars as pl
 
+from vidcurate.curation.clip_table import table
 from vidcurate.curation.ingest.rows import CELLS
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.errors import ColumnError, InputError, StorageError
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PARQUET = (".parquet", ".pq")
+_MOST_LETTERS = 300  # of the reason that polars gives: its panics nest
 JSON_LINES = (".jsonl", ".ndjson")
 # Cells that stand for "nothing here" in a table that pandas or a database wrote.
 ABSENT = ("", "nan", "NaN", "None", "null", "NULL", "NA", "N/A", "<NA>")
@@ -83,7 +85,7 @@ def open_source(spec: IngestSpec, scratch: Path) -> Source:
             if suffix in JSON_LINES:
                 return json_lines(path, text)
             return _csv(path, text, spec.separator or SEPARATORS[suffix])
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except table.UNREADABLE as error:
         raise unreadable(path, error, spec.encoding) from error
     known = ", ".join((*SEPARATORS, *PARQUET, *JSON_LINES))
     raise InputError(
@@ -188,7 +190,7 @@ def no_rows(path: Path) -> InputError:
     return InputError(f"{path}: a header and no rows; there is nothing to take in.")
 
 
-def unreadable(path: Path, error: Exception, encoding: str) -> InputError:
+def unreadable(path: Path, error: BaseException, encoding: str) -> InputError:
     """Return what is wrong with the table that made polars fail, with the place where it can be found."""
     is_text = path.suffix.lower() not in PARQUET and path.is_file()
     if is_text and codecs.lookup(encoding).name in ("utf-8", "utf-8-sig", "ascii"):
@@ -203,7 +205,8 @@ def unreadable(path: Path, error: Exception, encoding: str) -> InputError:
         return InputError(f"{path}: the metadata file holds no header and no rows.")
     if "more fields" in reason:
         reason = _first_long_row(path, encoding) or reason
-    return InputError(f"{path}: cannot be read as {path.suffix.lstrip('.')}: {reason}.".replace("..", "."))
+    kind = path.suffix.lstrip(".")
+    return InputError(f"{path}: cannot be read as {kind}: {reason[:_MOST_LETTERS]}.".replace("..", "."))
 
 
 def _first_not_utf8(path: Path) -> tuple[int, int] | None:

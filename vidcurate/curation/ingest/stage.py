@@ -31,7 +31,7 @@ from vidcurate.curation.ingest.reconcile import (
     write_report,
 )
 from vidcurate.curation.ingest.rows import Rows
-from vidcurate.curation.ingest.source import no_rows, unreadable
+from vidcurate.curation.ingest.source import PARQUET, no_rows, unreadable
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.errors import StorageError
 from vidcurate.executor.map_clips import Progress, no_progress
@@ -164,6 +164,10 @@ def _write(
         report = {"made_from": _origin(plan, spec, digest)[1], **_report(found, named, run, more, videos)}
         write_report(run / RECONCILE, report)
     except pl.exceptions.PolarsError as error:
+        raise unreadable(spec.metadata, error, spec.encoding) from error
+    except pl.exceptions.PanicException as error:
+        if spec.metadata.suffix.lower() not in PARQUET:
+            raise
         raise unreadable(spec.metadata, error, spec.encoding) from error
     progress(num_rows, num_rows, "rows")
     return _summary(report, videos, up_to_date=False)

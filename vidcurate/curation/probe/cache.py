@@ -21,6 +21,7 @@ import polars as pl
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from vidcurate.curation.clip_table import table, table_checksum
 from vidcurate.curation.probe.examine import VERSION
 from vidcurate.curation.probe.findings import Facts
 from vidcurate.errors import InputError
@@ -95,8 +96,10 @@ def opened(path: Path) -> Iterator[ProbeCache]:
 
 def _require_cache(path: Path) -> None:
     try:
+        if table_checksum.has_own_bytes(path) is False:
+            raise InputError(f"{path}: damaged (its checksum is of other bytes); remove it.")
         schema = pl.read_parquet_schema(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except table.UNREADABLE as error:
         raise InputError(f"{path}: not a file of known files ({type(error).__name__}); remove it.") from error
     if dict(schema) != {name: dtype() for name, dtype in _SCHEMA.items()}:
         raise InputError(
@@ -150,4 +153,10 @@ def _merge(path: Path, waiting: Path) -> None:
         )["is_new"]
         parts.insert(0, pl.scan_parquet(path).filter(is_replaced.is_null() & (old["version"] == VERSION)))
     with atomic_file.atomic_path(path) as partial:
-        pl.concat(parts).sink_parquet(partial, maintain_order=True, row_group_size=2 * _BATCH_ROWS)
+        pl.concat(parts).sink_parquet(
+            partial,
+            maintain_order=True,
+            row_group_size=2 * _BATCH_ROWS,
+            metadata={table_checksum.CHECKSUM: table_checksum.UNSEALED},
+        )
+        table_checksum.seal(partial)

@@ -54,10 +54,10 @@ def _place(run: Path, clip_id: str) -> dict[str, Any] | None:
     """Return the clip's position in the run's shards, or None."""
     if not (run / SHARDS / "index.parquet").exists():
         return None
+    read_index(run / SHARDS)  # an index that is damaged or does not belong to its shards is an error here
     rows = pl.scan_parquet(run / SHARDS / "index.parquet").filter(pl.col("clip_id") == clip_id).collect()
     if rows.is_empty():
         return None
-    read_index(run / SHARDS)  # an index that does not belong to its shards is an error here
     place: dict[str, Any] = rows.select("shard", "sample_key", "video_offset", "video_size").row(
         0, named=True
     )
@@ -90,7 +90,9 @@ def clip_fate(run: Path, clip_id: str) -> dict[str, Any]:
     ):
         fate["verdict"] = f"kept until build-shards, which could not write it: {kind} ({reason})"
     if (run / LEDGER).exists():
-        ledger = pl.scan_parquet(run / LEDGER).filter(pl.col("clip_id") == clip_id).sort("order").collect()
+        ledger = (
+            rejection_ledger.read_ledger(run).filter(pl.col("clip_id") == clip_id).sort("order").collect()
+        )
         fate["ledger"] = ledger.select("stage", "rule", "value", "threshold").to_dicts()
     fate["shard"] = _place(run, clip_id)
     return fate

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from vidcurate.curation.clip_table import table
-from vidcurate.curation.clip_table.rejection_ledger import LEDGER
+from vidcurate.curation.clip_table.rejection_ledger import LEDGER, read_ledger
 from vidcurate.curation.filter.rules import columns_of, number
 
 MOST_LIMITS = 12
@@ -62,7 +62,7 @@ def _reported(run: Path) -> list[tuple[str, str, str]]:
         return []
     is_range = pl.col("threshold").str.contains(r"^(?:>=|<=) \S+(?: and <= \S+)?$")
     rows = (
-        pl.scan_parquet(run / LEDGER)
+        read_ledger(run)
         .filter(is_range)
         .group_by("order", "rule", "measure")
         .agg(pl.col("threshold").first(), pl.col("threshold").n_unique().alias("different"))

@@ -82,7 +82,7 @@ def _rows(source: Path) -> pl.DataFrame:
         raise InputError(f"{source}: no such table. Run `vidcurate split-scenes` to write one.")
     try:
         return _READ[source.suffix](source)
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except table.UNREADABLE as error:
         raise InputError(f"{source}: cannot be read as a table ({error}).") from error
 
 

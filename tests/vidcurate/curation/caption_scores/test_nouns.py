@@ -299,6 +299,7 @@ def test_auto_takes_an_installed_pipeline(
     assert chosen.name == "spacy:en_core_web_sm@9.8.7"
     assert chosen.reason == "auto: en_core_web_sm is installed"
     assert chosen.load()(pl.Series(["the cat sees a dog"]))["noun_count"].to_list() == [2]
+    del sys.modules["en_core_web_sm"]  # it would count as installed in later tests
 
 
 def test_scoring_without_spacy_does_not_import_it(run_python) -> None:  # type: ignore[no-untyped-def]

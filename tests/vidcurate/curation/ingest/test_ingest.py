@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.vidcurate.curation.ingest.metadata_tables import OPENVID, ingest, openvid_row, row_of, write_csv
-from vidcurate.curation.clip_table import schema
+from vidcurate.curation.clip_table import schema, table
 from vidcurate.curation.clip_table.table import digest
 from vidcurate.curation.ingest import reconcile
 from vidcurate.curation.ingest.spec import IngestSpec
@@ -242,3 +242,25 @@ def test_a_table_is_never_held_in_memory(tmp_path: Path) -> None:
     (small, low), (large, high) = peaks
     assert large - small > 225e6
     assert high - low < 0.4 * (large - small), json.dumps(peaks)
+
+
+def test_a_date_beyond_what_can_be_written_stays_a_number(tmp_path: Path) -> None:
+    far = 2**62  # microseconds: the year 148108; milliseconds: no year that polars writes
+    columns = {
+        "clip_id": ["a"],
+        "video": ["a.mp4"],
+        "caption": ["a dog"],
+        "day": pl.Series([2**30], dtype=pl.Int32).cast(pl.Date),
+        "micro": pl.Series([far]).cast(pl.Datetime("us")),
+        "milli": pl.Series([far]).cast(pl.Datetime("ms")),
+        "nano": pl.Series([0]).cast(pl.Datetime("ns")),
+        "near": pl.Series([18_628], dtype=pl.Int32).cast(pl.Date),
+    }
+    pl.DataFrame(columns).write_parquet(tmp_path / "t.parquet")
+
+    run_ingest(tmp_path / "run", IngestSpec(metadata=tmp_path / "t.parquet"))
+
+    row = table.scan(tmp_path / "run", "ingest").collect().row(0, named=True)
+    assert (row["day"], row["milli"], row["near"]) == (str(2**30), str(far), "2021-01-01")
+    assert row["micro"].startswith("+148108-")
+    assert row["nano"].startswith("1970-01-01")
