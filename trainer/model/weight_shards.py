@@ -1,4 +1,4 @@
-"""Index of sharded weights, as Hugging Face writes it: which file holds which tensor."""
+"""Index of sharded weights, as Hugging Face has it: the file of each tensor."""
 
 import json
 from pathlib import Path

@@ -200,9 +200,8 @@ def _reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise MissingError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error
     except (OSError, pa.ArrowException) as error:
-        raise ShardError(
-            f"{path}: damaged or not an index ({type(error).__name__}: {error}). {AGAIN}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ShardError(f"{path}: damaged or not an index ({reason}). {AGAIN}") from error
 
 
 @contextmanager
