@@ -127,13 +127,14 @@ def writing(
     """Hold the journal's lock; yield an open handle, cut to whole lines, and what the file holds.
 
     `cache` keeps what was read, by the file's absolute path; this function alone uses it, under the lock.
-    Raises MissingError without the folder, TableError for a forged line, StorageError.
+    Raises MissingError without the folder, TableError for a forged line, StorageError, also for a journal
+    that is a link: it may lead to any file.
     """
     if not path.parent.is_dir():
         raise MissingError(f"{path.parent}: no such run folder.")
     with atomic_file.storage_errors(path), lock.exclusive(lock_path):
         is_new = not path.exists()
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             if is_new:
                 atomic_file.fsync_folder(path.parent)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vidcurate.errors import VidcurateError
+from vidcurate.errors import StorageError, VidcurateError
 
 _held: set[int] = set()  # handles of this process's locks
 
@@ -54,10 +54,12 @@ def is_free(path: Path) -> bool:
 def _open(path: Path) -> int:
     if path.is_dir():
         return os.open(path, os.O_RDONLY)
+    if path.is_symlink():
+        raise StorageError(f"{path}: is a link, and a lock is none; remove it: rm {path}")
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except PermissionError:
-        return os.open(path, os.O_RDONLY)  # another user's lock file
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)  # another user's lock file
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -108,7 +110,8 @@ def exclusive(
     returns for the holder ("process 123 on host"), or BlockingIOError without `busy`. A lock file says who
     holds the lock; `is_removed` removes the file at the end. Raises OSError where the file cannot be opened
     or the file system cannot lock; where the lock is not `is_required`, the block then runs without. Not
-    reentrant: a second call for the same path waits for the first.
+    reentrant: a second call for the same path waits for the first. A lock file that is a link raises
+    StorageError: the holder is written into the file, and a link may lead to any.
     """
     try:
         handle = _locked(path, wait=wait)

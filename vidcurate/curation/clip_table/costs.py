@@ -78,7 +78,7 @@ def measured(run: Path, command: str) -> Iterator[None]:
 
 def _append(path: Path, line: str) -> None:
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             data, before = line.encode(), os.fstat(handle).st_size
             if os.write(handle, data) < len(data):  # one write call: lines of concurrent parts do not mix
