@@ -1,6 +1,7 @@
 """Names in a run folder: checkpoints and rank logs. Imports no torch."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ def log_path(run: Path, rank: int) -> Path:
 
 
 def check_output(run: Path) -> None:
-    """Raise InputError, as the run would, if a file lies where its folder or one above it should."""
-    place = next(path for path in (run.absolute(), *run.absolute().parents) if path.exists())
+    """Raise InputError, as the run would, if its folder cannot be made or written into."""
+    place = next(path for path in (run.absolute(), *run.absolute().parents) if os.path.exists(path))
     if not place.is_dir():
         raise InputError(f"output {run}: cannot be written ({place} is a file).")
+    if not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
+        raise InputError(f"output {run}: cannot be written (no permission in {place}).")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vidcurate.errors import ShardError, StageError
+from vidcurate.errors import ShardError, StageError, StorageError
 from vidcurate.shards.layout import LAYOUT
 from vidcurate.storage import lock
 
@@ -38,14 +38,17 @@ def only_writer(out: Path) -> Iterator[None]:
 def read_manifest(out: Path) -> dict[str, Any] | None:
     """Return the manifest of the shards in `out`, None when the file is missing.
 
-    Raises ShardError for a manifest.json that this package did not write, or that was edited or cut.
+    Raises ShardError for a manifest.json that this package did not write, or that was edited or cut,
+    StorageError for one that cannot be read.
     """
     path = out / MANIFEST_NAME
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
         raise ShardError(f"{path}: cannot be read as JSON. Choose another folder for the shards.") from error
     form = manifest.get("format") if isinstance(manifest, dict) else None
     if form not in _READABLE:

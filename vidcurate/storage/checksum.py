@@ -26,7 +26,8 @@ def blake3_file(path: Path) -> str:
     """Return the BLAKE3 of a file as hex, on all cores. Raises OSError."""
     from blake3 import blake3  # not installed where only precomputed latents are trained
 
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+    with path.open("rb"):  # its error names the file, blake3's does not
+        return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
 def file_state(path: Path) -> tuple[int, int] | None:

@@ -14,9 +14,10 @@ from blake3 import blake3
 
 from tests.shard_runs import build, build_for_readers, contents, make_run, rows
 from vidcurate.cli import main as cli_main
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, StorageError
 from vidcurate.shards import index, index_file, tar_write
 from vidcurate.shards.layout import ShardSpec
+from vidcurate.shards.manifest import read_manifest
 from vidcurate.shards.verify import verify
 from vidcurate.shards.verify_shard import Level
 from vidcurate.storage.checksum import crc32c
@@ -226,6 +227,10 @@ def test_a_manifest_that_says_other_than_the_index_is_named(shards: Path) -> Non
     assert any(line.startswith(f"manifest.json: {name}: says") for line in said)
     (shards / "manifest.json").write_text("{")
     assert any("manifest.json: cannot be read as JSON" in line for line in reported(shards, "index"))
+    (shards / "manifest.json").unlink()
+    (shards / "manifest.json").mkdir()
+    with pytest.raises(StorageError, match=r"manifest\.json: cannot be read \(Is a directory\)"):
+        read_manifest(shards)
 
 
 def test_a_forged_manifest_is_named_and_nothing_unforeseen(shards: Path) -> None:

@@ -19,6 +19,7 @@ from tests.trainer.data.latents.made import (
     from_latents,
 )
 from tests.trainer.shards_for_tests import SMOKE, make_shards, smoke
+from tests.trainer.test_main import help_of
 from trainer import __main__ as trainer_command
 from trainer.data import model_inputs, open_stage
 from trainer.data import stages as data_stages
@@ -212,10 +213,7 @@ def test_too_many_failures_end_the_encoding_by_name(hurt_shards: Path, tmp_path:
 def test_the_example_of_the_help_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        latents_command.main(["--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
+    text = help_of(latents_command.main)
     encoding = re.search(r"python -m trainer precompute (\S+\.yaml .*)", text)
     training = re.search(r"python -m trainer (\S+\.yaml .*)", text)
     assert encoding is not None
