@@ -264,7 +264,7 @@ def test_the_examples_of_inspect_are_true(run: Path, tmp_path: Path, monkeypatch
 def help_of(main: Callable[[list[str]], int]) -> str:
     """Return a command's help, each example on one line."""
     reported = io.StringIO()
-    with pytest.raises(SystemExit, match="^0$"), redirect_stdout(reported):
+    with pytest.raises(SystemExit, match=r"^0$"), redirect_stdout(reported):
         main(["--help"])
     return re.sub(r"\\\n +", "", reported.getvalue())
 

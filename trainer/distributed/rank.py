@@ -125,7 +125,7 @@ def rank_log(run: Path, rank: int, world_size: int) -> Iterator[None]:
     path = log_path(run, rank)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
     sys.stderr.flush()

@@ -29,10 +29,13 @@ def to_json_value(value: object) -> object:
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append one line to a JSONL file, in one write. Raises StorageError where the disk fails."""
+    """Append one line to a JSONL file, in one write.
+
+    Raises StorageError where the disk fails, and for a link, which may lead to any file.
+    """
     data = (json.dumps(to_json_value(line), ensure_ascii=False) + "\n").encode()
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             if os.write(handle, data) < len(data):  # the disk took a part: say so now, not with the next line
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -184,7 +184,7 @@ def is_listing(value: Any) -> bool:
     )
 
 
-is_heartbeat = is_of(
+_is_beat = is_of(
     {
         "time": is_time,
         "step": is_whole,
@@ -193,3 +193,16 @@ is_heartbeat = is_of(
         "seconds_since_progress": is_number,
     }
 )
+_COLLECTIVE: Form = {
+    "group": is_text,
+    "ranks": is_list_of(is_whole),
+    "name": is_text,
+    **dict.fromkeys(("enqueued", "started", "completed"), lambda value: type(value) is int),
+}
+
+
+def is_heartbeat(value: Any) -> bool:
+    """Whether a value is a rank's heartbeat; its `collectives`, if any, have no other keys than theirs."""
+    return _is_beat(value) and is_list_of(
+        lambda one: is_of(_COLLECTIVE)(one) and set(one) == set(_COLLECTIVE)
+    )(value.get("collectives", []))

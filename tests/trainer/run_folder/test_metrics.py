@@ -82,6 +82,18 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
         jsonl.append_line(tmp_path / "no such folder" / "metrics.jsonl", {"step": 1})
 
 
+def test_a_log_that_is_a_link_is_refused_and_its_target_stays(tmp_path: Path) -> None:
+    """A copied run folder may lead to any file of its reader's."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    (tmp_path / "metrics.jsonl").symlink_to(mine)
+    with pytest.raises(
+        StorageError, match=r"metrics\.jsonl: cannot be written \(Too many levels of symbolic"
+    ):
+        jsonl.append_line(tmp_path / "metrics.jsonl", {"step": 1})
+    assert mine.read_text() == "mine"
+
+
 def test_a_line_that_the_disk_takes_a_part_of_is_an_error_at_once(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     jsonl.record_event(tmp_path, "start", 0)

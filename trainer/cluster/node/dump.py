@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.cluster.node import processes as node_processes
 from trainer.health.watch import end_hung_run, heartbeat, stacks
-from trainer.run_folder import line_forms, process_records
+from trainer.run_folder import process_records
 
 AT_ONCE = 4  # number of ranks whose processes are sampled in parallel
 
@@ -39,9 +39,7 @@ def _look(here: Sequence[process_records.ProcessRecord], seconds: float, run: Pa
 
     A rank's stack has the step, the phase and the collectives of its heartbeat.
     """
-    beats = {
-        rank: beat for rank, beat in heartbeat.read_heartbeat(run).items() if line_forms.is_heartbeat(beat)
-    }
+    beats = heartbeat.read_heartbeat(run)
     rounds = -(-len(here) // AT_ONCE) or 1
     with ThreadPoolExecutor(AT_ONCE) as pool:
         looks = [pool.submit(_of_rank, record, seconds / rounds, run) for record in here]

@@ -9,7 +9,6 @@ from typing import Any
 from trainer.cluster.node import facts, processes
 from trainer.health import gpu as health_gpu
 from trainer.health.watch import heartbeat
-from trainer.run_folder import line_forms
 
 SMI_SHARE = 0.8  # of the whole limit, for nvidia-smi
 
@@ -58,7 +57,6 @@ def _runs(all_of: dict[int, processes.Process], trained: dict[int, dict[str, Any
             workers = sum(other["worker_of"] == pid for other in trained.values())
             process = all_of[pid]
             beat = heartbeat.read_heartbeat(Path(named["run"])).get(named["rank"], {})
-            beat = beat if line_forms.is_heartbeat(beat) else {}
             lines.append(
                 {"run": named["run"], "rank": named["rank"], "pid": pid, "user": process.user}
                 | {"state": process.state, "num_workers": workers, "command": process.command}

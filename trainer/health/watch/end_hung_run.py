@@ -21,6 +21,7 @@ from trainer.health.watch import flight_recorder, heartbeat, stack_groups, stack
 from trainer.health.watch.stacks import Stack
 from trainer.run_folder import jsonl, process_records, process_table
 from trainer.run_folder.process_records import ProcessRecord
+from vidcurate.errors import StateError
 from vidcurate.storage import atomic_file
 
 NOW = "now.json"
@@ -142,7 +143,7 @@ def _dump_twice(
 
 
 def _read(folder: Path, rank: int, number: int) -> list[Stack]:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, StateError):
         text = _dump_path(folder, rank, number).read_text(encoding="utf-8")
         return [stacks.stack_from_json(values) for values in json.loads(text)]
     return []

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.run_folder import line_forms
 from vidcurate.errors import StateError
 from vidcurate.storage import atomic_file
 
@@ -170,11 +171,13 @@ def write_heartbeat(
 
 
 def read_heartbeat(run: Path) -> dict[int, dict[str, Any]]:
-    """Return {rank: its newest heartbeat} of a run; a file that cannot be read is left out."""
+    """Return {rank: its newest heartbeat} of a run; a file that cannot be read or is forged is left out."""
     found: dict[int, dict[str, Any]] = {}
     for file in sorted((run / HEARTBEATS).glob("rank-*.json")):
         try:
-            found[int(file.stem.removeprefix("rank-"))] = json.loads(file.read_text(encoding="utf-8"))
+            rank, beat = int(file.stem.removeprefix("rank-")), json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue
+        if line_forms.is_heartbeat(beat):
+            found[rank] = beat
     return found

@@ -37,7 +37,7 @@ def _last_step(path: Path) -> int:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = file.read().rpartition(b"\n")[0].splitlines()
     for line in reversed(lines):
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, KeyError, TypeError, OverflowError):
             return int(json.loads(line)["step"])
     return 0
 

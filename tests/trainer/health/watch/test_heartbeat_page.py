@@ -1,5 +1,7 @@
 """Heartbeats: the page that a rank writes and its monitor reads, whole at every moment."""
 
+import json
+import math
 import mmap
 import os
 import resource
@@ -88,6 +90,35 @@ def test_of_a_writer_that_was_stopped_in_a_write_the_one_before_is_seen(page: mm
     pulse.step(8)
     pulse.step(9)
     assert heartbeat.read_page(page).step == 9
+
+
+GOOD = {"time": 1.0, "step": 3, "phase": "data", "seconds_in_phase": 1.0, "seconds_since_progress": 2.0}
+COLLECTIVE = {
+    "group": "gloo 0",
+    "ranks": [0, 1],
+    "name": "all_reduce",
+    "enqueued": 3,
+    "started": -1,
+    "completed": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": math.inf}, {"step": "3"}, {"phase": 3}, {"time": None}, {"collectives": {"a": 1}},
+        {"collectives": [COLLECTIVE | {"enqueued": "many"}]}, {"collectives": [COLLECTIVE | {"ranks": 7}]},
+        {"collectives": [COLLECTIVE | {"more": 1}]}, {"collectives": [3]},
+    ],
+)  # fmt: skip
+def test_a_forged_heartbeat_is_left_out_and_the_others_are_read(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    """A monitor process read its fields, and ended on them: nothing watched that rank any more."""
+    (tmp_path / "heartbeats").mkdir()
+    for rank, beat in ((0, GOOD | {"collectives": [COLLECTIVE]}), (1, GOOD | change)):
+        heartbeat.path(tmp_path, rank).write_text(json.dumps(beat))
+    assert list(heartbeat.read_heartbeat(tmp_path)) == [0]
 
 
 def test_a_page_that_nothing_was_written_to_is_refused(page: mmap.mmap) -> None:

@@ -11,7 +11,10 @@ from trainer.run_folder import metrics
 WHOLE = "".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (1, 2, 3))
 
 
-@pytest.mark.parametrize("tail", ["", '{"step": 4, "lo', "\0" * 64 + "\n", '{"loss": 1.0}\n', "[]\n", "4\n"])
+@pytest.mark.parametrize(
+    "tail",
+    ["", '{"step": 4, "lo', "\0" * 64 + "\n", '{"loss": 1.0}\n', "[]\n", "4\n", '{"step": Infinity}\n'],
+)
 def test_the_last_whole_line_tells_how_far_a_run_has_come(tmp_path: Path, tail: str) -> None:
     """A power loss can leave zeros where a line was."""
     (tmp_path / metrics.METRICS).write_text(WHOLE + tail)
