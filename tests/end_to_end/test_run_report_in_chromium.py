@@ -37,7 +37,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "seconds": 0.5,
             "loss": 2.0 - step / 60,
         }
-        jsonl.append_line(run / metrics.VALIDATION, {**round_, "standard_error": 0.1})
+        jsonl.append_line(
+            run / metrics.VALIDATION, {**round_, "standard_error": 0.1, "weights": "ema", "loss_by_clip": {}}
+        )
     for name, step, at in (
         ("guard", 20, 120.0),
         ("comet", 25, 125.0),

@@ -108,6 +108,7 @@ _VALIDATION: Form = {
 }
 _EVENTS: Form = {
     "event": is_text,
+    "seconds": is_number,  # of a clock that was set back, fewer than 0
     "process_began": is_time,
     "lost_from": is_time,
     "lost_until": is_time,
