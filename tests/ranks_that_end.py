@@ -54,6 +54,7 @@ if "beats" in what:
     (run / "heartbeats").mkdir(exist_ok=True)
     for step in range(3):
         beat = {"time": time.time(), "step": attempt * 10 + step, "phase": "step"}
+        beat |= {"seconds_in_phase": 0.0, "seconds_since_progress": 0.0}
         partial = run / "heartbeats" / f".{rank}"
         partial.write_text(json.dumps(beat))
         partial.replace(run / "heartbeats" / f"rank-{rank:05d}.json")
