@@ -7,19 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.forked_runs import Forks
+from tests.small_disk import small_disk
 from tests.trainer.shards_for_tests import command_words, make_shards
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 3 MB, for the test alone."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs root: test_preflight covers the parts")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "small", "3m", "test_preflight covers the parts") as folder:
+        yield folder
 
 
 def test_a_full_disk_is_named_with_what_is_needed(forks: Forks, place: Path, tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """A disk that fills up in a training, on a real small file system: the cause, the checkpoint, the resume."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.forked_runs import Forks, program
+from tests.small_disk import small_disk
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from tests.trainer.training.states import same
 from trainer.run_folder import pointer
@@ -48,13 +48,8 @@ WRITES = {
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs root: RLIMIT_FSIZE covers the checkpoints")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "small", "64m", "RLIMIT_FSIZE covers the checkpoints") as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

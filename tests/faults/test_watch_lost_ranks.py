@@ -21,23 +21,13 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("fault", ["holds_the_lock", "holds_the_lock_before_it_is_watched"])
 def test_a_rank_that_holds_the_interpreters_lock_is_found_and_killed(
-    forks: Forks, shards: Path, tmp_path: Path
+    forks: Forks, shards: Path, tmp_path: Path, fault: str
 ) -> None:
+    """It cannot end by itself: its watcher does it, or that of another. The other one ends in order."""
     words = command_words(shards, tmp_path / "run", *SPEC)
-    with faulty(forks, words, "holds_the_lock", rank=1, ranks=2) as started:
-        # It cannot end by itself: its watcher does it. The other one ends in order.
-        assert started.codes() == [exit_codes.RESTART, KILLED], started.text()
-    stall = stall_of(tmp_path / "run")
-    assert (stall["kind"], stall["rank"], stall["function"]) == ("stall", 1, "<lambda>")
-
-
-@pytest.mark.soak
-def test_a_rank_that_hangs_before_it_is_watched_is_killed_by_the_monitor_of_another(
-    forks: Forks, shards: Path, tmp_path: Path
-) -> None:
-    words = command_words(shards, tmp_path / "run", *SPEC)
-    with faulty(forks, words, "holds_the_lock_before_it_is_watched", rank=1, ranks=2) as started:
+    with faulty(forks, words, fault, rank=1, ranks=2) as started:
         assert started.codes() == [exit_codes.RESTART, KILLED], started.text()
     stall = stall_of(tmp_path / "run")
     assert (stall["kind"], stall["rank"], stall["function"]) == ("stall", 1, "<lambda>")

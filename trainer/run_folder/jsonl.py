@@ -4,15 +4,13 @@ Stdlib only: the monitor process writes events too, and starts in a few millisec
 `trainer.run_folder.metrics` reads the lines.
 """
 
-import errno
 import json
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
 
-from vidcurate.errors import StorageError
+from vidcurate.storage import atomic_file
 
 EVENTS = "events.jsonl"
 
@@ -29,20 +27,8 @@ def to_json_value(value: object) -> object:
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append one line to a JSONL file, in one write.
-
-    Raises StorageError where the disk fails, and for a link, which may lead to any file.
-    """
-    data = (json.dumps(to_json_value(line), ensure_ascii=False) + "\n").encode()
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            if os.write(handle, data) < len(data):  # the disk took a part: say so now, not with the next line
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+    """Append one line to a JSONL file, in one write. Raises StorageError, also for a link."""
+    atomic_file.append(path, (json.dumps(to_json_value(line), ensure_ascii=False) + "\n").encode())
 
 
 def record_event(run: Path, event: str, step: int, /, **facts: Any) -> None:

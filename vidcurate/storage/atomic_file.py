@@ -5,6 +5,7 @@ share it: the later rename wins, and readers see one whole file or the other. An
 file. A kill cannot: the next process that writes into the folder removes what killed writers left there.
 """
 
+import errno
 import json
 import os
 import re
@@ -114,6 +115,24 @@ def create(
         with suppress(OSError):  # a file system without locks: `remove_if_left` has the process id
             lock.take(handle)
     return path, handle
+
+
+def append(path: Path, data: bytes) -> None:
+    """Append `data` to a file in one write, so that lines of several processes do not mix; all or nothing.
+
+    Raises StorageError where the disk fails, and for a link, which may lead to any file.
+    """
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            before = os.fstat(handle).st_size
+            if os.write(handle, data) < len(data):  # a full disk took a part
+                os.ftruncate(handle, before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
 
 
 def fsync_folder(folder: Path) -> None:

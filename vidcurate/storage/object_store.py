@@ -60,7 +60,7 @@ def place(value: Path | str) -> Path | str:
     return Path(rest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Stamp:
     """Which version of an object: its size, and its ETag (or, where the server has none, its time)."""
 
@@ -100,10 +100,6 @@ def first_line(error: BaseException) -> str:
 
 def _stamp(meta: Any) -> Stamp:
     return Stamp(size_bytes=int(meta["size"]), tag=str(meta["e_tag"] or meta["last_modified"] or ""))
-
-
-def _version(size_bytes: int, tag: str) -> Stamp:
-    return Stamp(size_bytes=size_bytes, tag=tag)
 
 
 def sleep(url: str, reason: str, seconds: float) -> None:
@@ -180,7 +176,7 @@ def _parted(url: str) -> tuple[str, str]:
 def stamp_of(url: str, *, seconds: float = REQUEST_SECONDS) -> Stamp:
     """Return the stamp of an object. Raises InputError, StorageError."""
     if http_objects.is_http(url):
-        return _asked(url, lambda: _version(*http_objects.head(url, seconds)))
+        return _asked(url, lambda: Stamp(*http_objects.head(url, seconds)))
     folder, name = _parted(url)
     store = _store(folder, seconds)
     import obstore
@@ -245,9 +241,7 @@ def read_range(
 
     def read() -> bytes:
         if http_objects.is_http(url):
-            data = http_objects.read_range(
-                url, first, size, seconds, lambda *facts: checked(_version(*facts))
-            )
+            data = http_objects.read_range(url, first, size, seconds, lambda *now: checked(Stamp(*now)))
         else:
             folder, name = _parted(url)
             store = _store(folder, seconds)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 _BEGIN = b"PK"
-DAMAGE = (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError)
-"""what zipfile raises: damage, a version unknown to Python, a name marked as UTF-8 that is not UTF-8"""
+ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError)
+"""raised by zipfile: damage, an unknown version, a name marked as UTF-8 that is not UTF-8"""
 
 
 class Slice(io.RawIOBase):
@@ -54,7 +54,7 @@ def require_stored(file: BinaryIO | Slice, size: int) -> None:
     is_zip = file.read(len(_BEGIN)) == _BEGIN
     try:
         entries = zipfile.ZipFile(file).infolist() if is_zip else []
-    except DAMAGE as error:
+    except ZIP_ERRORS as error:
         raise ValueError(f"it is a damaged zip archive ({error})") from error
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError("an entry of it is compressed, which torch never writes")

@@ -29,7 +29,8 @@ EXAMPLE = """\
 then train on them, with the same views:
   python -m trainer recipes/smoke.yaml --set stages.0.data.latents=demo/latents --set stages.0.data.views=1
 
-Eight GPUs:\n  torchrun --nproc-per-node 8 -m trainer precompute RECIPE --out FOLDER
+Eight GPUs:
+  torchrun --nproc-per-node 8 -m trainer precompute RECIPE --out FOLDER
 """
 
 

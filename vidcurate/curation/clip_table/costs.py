@@ -5,9 +5,7 @@ was stopped, or done in parts, has one line per call; `read_costs` adds up the l
 finished the stage. A process killed by kill -9 writes no line; work done on other machines is not measured.
 """
 
-import errno
 import json
-import os
 import resource
 import time
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from vidcurate.errors import StorageError, TableError
+from vidcurate.storage import atomic_file
 
 COSTS = "costs.jsonl"
 # The file that each command writes last.
@@ -73,21 +72,7 @@ def measured(run: Path, command: str) -> Iterator[None]:
                 "is_done": is_done,
             }
             with nullcontext() if is_whole else suppress(StorageError):  # the error of the block is the cause
-                _append(run / COSTS, json.dumps(line) + "\n")
-
-
-def _append(path: Path, line: str) -> None:
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            data, before = line.encode(), os.fstat(handle).st_size
-            if os.write(handle, data) < len(data):  # one write call: lines of concurrent parts do not mix
-                os.ftruncate(handle, before)  # a full disk took a part of the line
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror}).") from error
+                atomic_file.append(run / COSTS, f"{json.dumps(line)}\n".encode())
 
 
 def read_costs(run: Path) -> list[dict[str, Any]]:

@@ -145,7 +145,7 @@ def members(part: ZipPart) -> list[Member]:
             zipfile.ZipFile(file) as archive,
         ):
             infos, end = archive.infolist(), archive.start_dir
-    except stored_zip.DAMAGE as error:
+    except stored_zip.ZIP_ERRORS as error:
         raise InputError(
             f"{where}: {part.size_bytes:,} bytes are not a complete zip ({error}). Fetch the part again, or "
             "leave it out."
