@@ -111,8 +111,11 @@ def measure_alone(recipe: TrainRecipe, stage: StageData, repeats: int, hardware:
             layout.begin_step()
             opened = mark()
             plan = layout.recompute.choose_plan(x, y)
-            out = layout.compute(x, timestep, y, mask=mask, text_lengths=(text,) * clips, **reported)
-            (out.float().square().mean() * 1e-3).backward()
+            given = {"x": x, "timestep": timestep, "y": y, "mask": mask, **reported}
+            given["text_lengths"] = (text,) * clips
+            for chunk in plan.slices(clips):
+                out = layout.compute(**{name: value[chunk] for name, value in given.items()})
+                (out.float().square().mean() * 1e-3).backward()
             done = mark()
             layout.reduce_gradients()
             factor = adamw.clip_factor(adamw.gradient_norm(masters), 1.0)

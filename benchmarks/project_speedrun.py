@@ -5,8 +5,8 @@
 The clips are made up: as many as the published data sets have, their lengths and sizes drawn from a given
 distribution (--durations, --sizes, --fps). All else is the real thing: the bucket tables of
 recipes/speedrun.yaml, the assignment to buckets, the order of micro-batches. A micro-batch costs what
-`trainer.distributed.step_time` fits to the measured steps; one that the memory does not hold is run in
-pieces, and where a single clip does not fit, some blocks are lean or recomputed
+`trainer.distributed.step_time` fits to the measured steps; one that the memory does not hold is run as the
+trainer does, in chunks, with lean blocks, or recomputed ones where a single clip does not fit
 (`trainer.distributed.memory`). `speedrun_costs` has these costs, `speedrun_rows` the rows. Encoding costs its
 FLOPs by torch's counter at the rates that benchmarks/encoders.py kept up (`encoder_cost`). A real run
 reaches a share of what its buckets and updates alone predict, which benchmarks/mixture.py measured: all hours
@@ -109,7 +109,7 @@ def print_measured(
   VAE                   {given.encoders.name}: {speeds} TFLOP/s kept up, from the smallest frame on
   VAE's FLOPs           torch's counter, 51 x 480 x 848: {pixel:.2f} MFLOP a pixel
   T5                    {given.encoders.name}: {1 / rates.caption_seconds:.0f} captions/s
-  lean blocks           {LEAN_COST:.0%} longer: one H200, 720p x 51 frames
+  lean blocks           {LEAN_COST:.0%} longer: one H200, 480p and 720p x 51 frames
 
 Assumed
   data                  {given.clips:,} clips in stages 1 and 2, {given.more_clips:,} more in stage 3
@@ -229,7 +229,7 @@ def project(
         again += f", {run.lean:.0%} lean" if run.lean else ""
         print(
             f"    {cell.name:<16} {count / sum(counts):6.1%} of micro-batches, {cell.micro_batch_size:>3} "
-            f"clips in {len(run.pieces)} pieces, {run.seconds:6.2f} s{again}"
+            f"clips in {len(run.chunks)} chunks, {run.seconds:6.2f} s{again}"
         )
     figures = Figures(
         steps=num_steps,

@@ -26,7 +26,7 @@ FORMS = {  # train_step.py's form: the projection's name, whether it is of READ_
     "packed": ("captions", True),
     "float8_packed": ("float8_captions", True),
 }
-LEAN_COST = 0.02  # of a block's time, what one takes longer that is lean; one H200, 720p x 51 frames
+LEAN_COST = 0.02  # of a block's time, what one takes longer that is lean; one H200, 480p and 720p x 51 frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,8 @@ def measured_steps(table: Sequence[Row], form: str = "") -> list[Measured]:
             continue
         is_fast = bool(form) or "ours is fast" in forward["peer"]
         size = shape.fast_micro_batch or shape.micro_batch if is_fast else shape.micro_batch
-        is_lean = is_fast and shape.fast_lean  # what lean blocks cost is in what was measured
+        is_lean = is_fast and shape.fast_lean
+        factor = 1 / (1 + LEAN_COST) / 1e3 if is_lean else 1e-3  # as if no block were lean
         places = shape.tokens // shape.frames
         steps.append(
             Measured(
@@ -69,8 +70,8 @@ def measured_steps(table: Sequence[Row], form: str = "") -> list[Measured]:
                     Work(clips=count, frames=shape.frames, places=places, text_tokens=text_tokens)
                     for count in in_parts(shape.batch, size)
                 ),
-                forward=forward["value"] / 1e3,
-                backward=backward["value"] / 1e3,
+                forward=forward["value"] * factor,
+                backward=backward["value"] * factor,
                 recomputed=0 if is_lean else shape.recomputed_blocks / 56,
             )
         )
@@ -130,29 +131,28 @@ def work_of(recipe: TrainRecipe, bucket: Bucket, clips: int) -> Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """How a published micro-batch is run: `pieces` of clips in turn, shares of blocks lean, recomputed."""
+    """How a published micro-batch is run: clips of each chunk, shares of blocks lean, recomputed."""
 
-    pieces: tuple[int, ...]
+    chunks: tuple[int, ...]
     lean: float
     recomputed: float
     seconds: float
 
 
 def run_of(recipe: TrainRecipe, machine: Machine, bucket: Bucket) -> Run:
-    """Return how a micro-batch of a bucket is run so that it fits, in as even pieces as can be."""
-    clips, one = bucket.micro_batch_size, work_of(recipe, bucket, 1)
-    found = memory.fit(recipe.model, one, machine.form, machine.limit_bytes, clips)
-    if found is None:
+    """Return how the trainer runs a micro-batch of a bucket so that it fits."""
+    whole = work_of(recipe, bucket, bucket.micro_batch_size)
+    plan = memory.least_plan(recipe.model, whole, machine.form, machine.limit_bytes)
+    if plan is None:
         raise SystemExit(f"{bucket.name}: one clip does not fit with its blocks recomputed; raise --gib.")
     blocks = 2 * recipe.model.depth
-    lean, again = found.plan.lean_blocks / blocks, found.plan.recompute_blocks / blocks
-    number = -(-clips // found.clips)
-    pieces = tuple(clips // number + (piece < clips % number) for piece in range(number))
-    works = [dataclasses.replace(one, clips=size, text_tokens=machine.text_tokens) for size in pieces]
+    lean, again = plan.lean_blocks / blocks, plan.recompute_blocks / blocks
+    chunks = tuple(chunk.stop - chunk.start for chunk in plan.slices(whole.clips))
+    works = [dataclasses.replace(whole, clips=size, text_tokens=machine.text_tokens) for size in chunks]
     seconds = sum(
         machine.cost.seconds(work, again) + LEAN_COST * lean * machine.cost.seconds(work) for work in works
     )
-    return Run(pieces=pieces, lean=lean, recomputed=again, seconds=seconds)
+    return Run(chunks=chunks, lean=lean, recomputed=again, seconds=seconds)
 
 
 def encoder_seconds(plan: sampler_plan.Plan, rates: Rates) -> list[float]:

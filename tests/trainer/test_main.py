@@ -146,7 +146,7 @@ def test_a_dry_run_as_text_names_what_no_bucket_takes(shards: Path, tmp_path: Pa
     fitted = long["stages"][0]["memory"]
     assert (fitted["lean_blocks"], fitted["recompute_blocks"]) == ("fit", "fit")
     assert fitted["least_bytes"] < fitted["largest_bytes"]
-    assert "GB where blocks are lean or recomputed to make it fit" in dry_run.to_text(long)
+    assert "GB clip by clip, with blocks lean or recomputed" in dry_run.to_text(long)
     assert long["stages"][0]["clips"] == 12
 
 

@@ -1,8 +1,8 @@
 """Activation checkpointing: what each block saves for the backward pass.
 
 Saving less costs time, so each shape of micro-batch gets its own plan (`trainer.distributed.memory.Plan`):
-as many blocks recomputed as the recipe says, or with `fit` the fewest lean and recomputed blocks with which
-the micro-batch fits into the GPU's memory.
+as many blocks recomputed as the recipe says, or with `fit` the fewest chunks, lean and recomputed blocks with
+which the micro-batch fits into the GPU's memory.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from trainer.distributed import memory
 from trainer.distributed.memory import Form, Plan
 from trainer.distributed.step_time import Work
 from trainer.model.stdit import STDiT3, STDiT3Config
-from vidcurate.errors import InputError, counted
+from vidcurate.errors import InputError
 
 USED_SHARE = 0.92
 """usable share of a GPU's memory; the rest is for the allocator, NCCL and the libraries"""
 
 Choose = Callable[[Work, int], Plan]
-"""(micro-batch, bytes used by others than the model) → what its blocks save"""
+"""(micro-batch, bytes used by others than the model) → how it is computed"""
 
 
 def blocks_of(model: STDiT3) -> list[nn.Module]:
@@ -32,7 +32,10 @@ def blocks_of(model: STDiT3) -> list[nn.Module]:
 
 
 class Recompute:
-    """Wraps the blocks of a model; `choose_plan` sets what they save from then on."""
+    """Wraps the blocks of a model; `choose_plan` sets what they save from then on.
+
+    The caller puts the clips through the model in the plan's chunks.
+    """
 
     def __init__(self, model: STDiT3, choose: Choose) -> None:
         self.choose, self._patch = choose, model.config.patch_size[1:]
@@ -90,18 +93,16 @@ def chooser(
 
 
 def least(config: STDiT3Config, work: Work, form: Form, limit_bytes: float) -> Plan:
-    """Return the first of `memory.plans` with which `work` fits into `limit_bytes`.
+    """Return `memory.least_plan`, with which `work` fits into `limit_bytes`.
 
     Raises InputError where it fits with none.
     """
     plan = memory.least_plan(config, work, form, limit_bytes)
     if plan is not None:
         return plan
-    *_, last = memory.plans(config, form)
-    needed = memory.peak_bytes(config, work, form, last)
+    needed = memory.least_bytes(config, work, form)
     raise InputError(
-        f"a micro-batch of {counted(work.clips, 'clip')} of {work.frames} x {work.places} tokens needs "
-        f"{needed / 2**30:.1f} GiB with all blocks but the last recomputed, and the GPU has "
-        f"{limit_bytes / 2**30:.1f} GiB for it; put fewer clips into a micro-batch of this bucket or shard "
-        "the state (parallel.sharding=full)."
+        f"one clip of {work.frames} x {work.places} tokens needs {needed / 2**30:.1f} GiB with all blocks "
+        f"but the last recomputed, and the GPU has {limit_bytes / 2**30:.1f} GiB for it; leave this bucket "
+        "out or shard the state (parallel.sharding=full)."
     )

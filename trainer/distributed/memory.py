@@ -57,15 +57,22 @@ def form_of(blocks: Literal["eager", "fast"], precision: Literal["float32", "bfl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How many blocks are recomputed and lean, in the order of the forward pass.
+    """How a micro-batch is computed: in how many chunks of its clips, and what its blocks save.
 
-    The first `recompute_blocks` save only their input: the backward pass recomputes them one at a time, when
-    the blocks behind them are already freed. The next `lean_blocks` are lean, which only the fast form
-    supports.
+    Each chunk goes forward and backward before the next, and their gradients add up. In the order of the
+    forward pass, the first `recompute_blocks` save only their input: the backward pass recomputes them one at
+    a time, when the blocks behind them are already freed. The next `lean_blocks` are lean, which only the
+    fast form supports.
     """
 
+    chunks: int = 1
     lean_blocks: int = 0
     recompute_blocks: int = 0
+
+    def slices(self, clips: int) -> list[slice]:
+        """Return the clips of each chunk, as even as can be, the largest first."""
+        sizes = [-(-(clips - number) // self.chunks) for number in range(self.chunks)]
+        return [slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True) if size]
 
     def is_recomputed(self, number: int) -> bool:
         """Return whether block `number` saves only its input."""
@@ -76,8 +83,9 @@ class Plan:
         return 0 <= number - self.recompute_blocks < self.lean_blocks
 
     def __str__(self) -> str:
+        chunks = f"{self.chunks} chunks, " if self.chunks > 1 else ""
         lean = f", {self.lean_blocks} lean" if self.lean_blocks else ""
-        return f"{self.recompute_blocks} blocks recomputed{lean}"
+        return f"{chunks}{self.recompute_blocks} blocks recomputed{lean}"
 
 
 KEEP_ALL = Plan()
@@ -120,12 +128,17 @@ def text_token_bytes(config: STDiT3Config, form: Form) -> int:
     return form.item_bytes * (2 * config.hidden_size + (0 if form.fast else 1))
 
 
+def _largest_chunk(work: Work, plan: Plan) -> Work:
+    return replace(work, clips=-(-work.clips // plan.chunks))
+
+
 def activation_bytes(config: STDiT3Config, work: Work, form: Form, plan: Plan = KEEP_ALL) -> int:
-    """Return the peak of saved activations of `work`, with one modulation per frame.
+    """Return the peak of saved activations of `work`'s largest chunk, with one modulation per frame.
 
     The backward pass frees block after block, the last one first, and holds a recomputed block in full while
     it is the current one.
     """
+    work = _largest_chunk(work, plan)
     width, item, blocks = config.hidden_size, form.item_bytes, range(2 * config.depth)
     texts, frames = work.clips * work.text_tokens, work.clips * work.frames
     aside = texts * text_token_bytes(config, form) + frames * item * width * (6 if form.fast else 8)
@@ -140,7 +153,8 @@ def activation_bytes(config: STDiT3Config, work: Work, form: Form, plan: Plan = 
 
 def peak_bytes(config: STDiT3Config, work: Work, form: Form, plan: Plan = KEEP_ALL) -> int:
     """Return the peak bytes of one micro-batch beside the weights: saved activations and temporaries."""
-    working = work.tokens * form.item_bytes * config.hidden_size * WORKING_UNITS
+    tokens = _largest_chunk(work, plan).tokens
+    working = tokens * form.item_bytes * config.hidden_size * WORKING_UNITS
     return activation_bytes(config, work, form, plan) + working
 
 
@@ -171,7 +185,7 @@ def plan_of(config: STDiT3Config, recompute_blocks: int) -> Plan:
 
 
 def plans(config: STDiT3Config, form: Form) -> Iterator[Plan]:
-    """Yield the plans for a micro-batch, from the fastest to the one with the least memory.
+    """Yield the plans of one chunk, from the fastest to the one with the least memory.
 
     First more and more blocks are lean: each saves 6 vectors per token for about 2 % of its time. Then more
     and more are recomputed: each saves all but one vector, for a second forward pass. The last block is never
@@ -184,36 +198,22 @@ def plans(config: STDiT3Config, form: Form) -> Iterator[Plan]:
 
 
 def least_plan(config: STDiT3Config, work: Work, form: Form, limit_bytes: float) -> Plan | None:
-    """Return the first of the `plans` with which `work` fits into the limit, None where none does.
+    """Return the plan of fewest chunks, then of fewest lean blocks, with which `work` fits into the limit.
 
-    Each plan needs less than the one before, so no block is lean or recomputed without need.
+    Blocks are recomputed only where a single clip fits with no other plan; None where none fits.
     """
-    for plan in plans(config, form):
-        if peak_bytes(config, work, form, plan) <= limit_bytes:
-            return plan
+    sizes = {-(-work.clips // chunks) for chunks in range(1, work.clips + 1)}
+    for size in sorted(sizes, reverse=True):
+        for plan in plans(config, form):
+            if plan.recompute_blocks and size > 1:
+                break
+            found = replace(plan, chunks=-(-work.clips // size))
+            if peak_bytes(config, work, form, found) <= limit_bytes:
+                return found
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """Micro-batch size and plan of a bucket's clips."""
-
-    clips: int
-    plan: Plan
-    peak_bytes: int
-
-
-def fit(config: STDiT3Config, one: Work, form: Form, limit_bytes: float, most_clips: int) -> Fit | None:
-    """Return the largest micro-batch of clips like `one` (a Work of 1 clip) that fits into `limit_bytes`.
-
-    `limit_bytes` is what the weights leave free. Blocks save everything where one clip fits so; else the plan
-    is the first with which one clip fits; None where none does.
-    """
-    for clips in range(most_clips, 0, -1):
-        work = replace(one, clips=clips)
-        plan = least_plan(config, work, form, limit_bytes) if clips == 1 else KEEP_ALL
-        if plan is None:
-            return None
-        if (needed := peak_bytes(config, work, form, plan)) <= limit_bytes:
-            return Fit(clips=clips, plan=plan, peak_bytes=needed)
-    return None
+def least_bytes(config: STDiT3Config, work: Work, form: Form) -> int:
+    """Return the bytes that `work` needs clip by clip, with the plan that needs least."""
+    *_, last = plans(config, form)
+    return peak_bytes(config, work, form, replace(last, chunks=work.clips))

@@ -21,8 +21,8 @@ class ParallelSpec(Recipe):
     ranks share one copy"""
     recompute_blocks: Annotated[int, Field(ge=0)] | Literal["fit"] = 0
     """blocks, the first ones, whose activations are computed again in the backward pass to save memory; fit:
-    for each shape of micro-batch as few as it needs to fit into the GPU, and with fast blocks none before all
-    are lean, which make only q, k and the GELU again"""
+    each shape of micro-batch goes through in the fewest chunks that fit into the GPU, with fast blocks lean,
+    which make only q, k and the GELU again; blocks are computed again only where one clip does not fit"""
 
     @property
     def shard_size(self) -> int | None:

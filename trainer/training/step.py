@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.data import model_inputs
 from trainer.data import stages as data_stages
@@ -68,7 +68,7 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipLosses:
-    """Losses of a micro-batch's clips, float32 [B], with their graph.
+    """Losses of a micro-batch's clips, float32 [B].
 
     `timesteps` are [B] in [0, 1000]; `text_tokens` [B] counts the tokens each clip reads: its caption's, or
     the null caption's if its caption is dropped. Both are on the CPU.
@@ -84,15 +84,20 @@ def routing_now(state: TrainState, stage: StageData) -> RoutingSpec | None:
     return routing.at_step(stage.stage.routing, state.stage_step, stage.num_steps)
 
 
-def clip_losses(
-    model: nn.Module,
+def add_gradient(
     context: StepContext,
     stage: Stage,
     batch: Batch,
     step: int,
+    *,
+    num_clips: int,
     routed: RoutingSpec | None = None,
 ) -> ClipLosses:
-    """Return the losses of a micro-batch of frames or latents in update number `step` (from 0), `routed`."""
+    """Add the gradient of a micro-batch in update number `step` (from 0), `routed`; return its losses.
+
+    `batch` has frames or latents. The gradient is of the sum of its losses over the update's `num_clips`.
+    The clips go forward and backward in the chunks of `layout.recompute`'s plan.
+    """
     seed, ids, device = context.recipe.seed, batch.clip_ids, context.world.device
     given = model_inputs.of(batch, context.encoders, seed=seed, step=step, device=device)
     latents = given.latents
@@ -113,23 +118,30 @@ def clip_losses(
     lengths = lengths_read(model_spec, given.lengths, None if drops is None else drops.tolist())
 
     beside_bytes = context.video.device_bytes + context.text.device_bytes
-    context.layout.recompute.choose_plan(latents, given.y, beside_bytes)
-    losses = rectified_flow.training_losses(
-        model,
-        latents,
-        tensors.send(noises, device),
-        tensors.send(timesteps, device),
-        x_mask=x_mask,
-        y=given.y,
-        mask=given.mask,
-        fps=tensors.send(torch.from_numpy(batch.fps), device),
-        height=tensors.send(height, device),
-        width=tensors.send(width, device),
-        drop_caption=None if drops is None else tensors.send(drops, device),
-        text_lengths=lengths,
-        **routing.conditions(routed, latents, model_spec.patch_size, seed=seed, step=step, clip_ids=ids),
-    )
-    return ClipLosses(losses=losses, timesteps=timesteps, text_tokens=torch.tensor(lengths))
+    plan = context.layout.recompute.choose_plan(latents, given.y, beside_bytes)
+    noise, at = tensors.send(noises, device), tensors.send(timesteps, device)
+    of_clips: dict[str, Any] = {
+        "x_mask": x_mask,
+        "y": given.y,
+        "mask": given.mask,
+        "fps": tensors.send(torch.from_numpy(batch.fps), device),
+        "height": tensors.send(height, device),
+        "width": tensors.send(width, device),
+        "drop_caption": None if drops is None else tensors.send(drops, device),
+        "text_lengths": lengths,
+    }
+    losses = []
+    for chunk in plan.slices(count):
+        conditions = {name: None if value is None else value[chunk] for name, value in of_clips.items()}
+        conditions |= routing.conditions(
+            routed, latents[chunk], model_spec.patch_size, seed=seed, step=step, clip_ids=ids[chunk]
+        )
+        found = rectified_flow.training_losses(
+            context.layout.compute, latents[chunk], noise[chunk], at[chunk], **conditions
+        )
+        (found.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
+        losses.append(found.detach())
+    return ClipLosses(losses=torch.cat(losses), timesteps=timesteps, text_tokens=torch.tensor(lengths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,11 +220,10 @@ def gradient(
     context.pulse.phase("forward_backward")
     stopwatch, routed = Stopwatch(world), routing_now(state, stage)
     for batch in sorted(batches, key=lambda batch: batch.position):
-        found = clip_losses(context.layout.compute, context, stage.stage, batch, state.step, routed)
-        (found.losses.sum() / num_clips).backward()  # type: ignore[no-untyped-call]
+        found = add_gradient(context, stage.stage, batch, state.step, num_clips=num_clips, routed=routed)
         first = plan.slots[batch.position]
         rows = torch.tensor(data_stages.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
-        done.append((first, rows, found.losses.detach(), found.timesteps, found.text_tokens))
+        done.append((first, rows, found.losses, found.timesteps, found.text_tokens))
         stopwatch.mark()
     own_norm = (
         context.layout.local_grad_norm() if world.size > 1 else None

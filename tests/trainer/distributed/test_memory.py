@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -180,44 +181,64 @@ def test_blocks_are_lean_before_any_is_recomputed_and_only_where_they_are_fast()
     assert plain == [Plan(recompute_blocks=count) for count in range(56)]
 
 
-def test_the_largest_micro_batch_that_fits_is_found_and_one_more_does_not_fit() -> None:
-    form = Form(fast=True)
-    one = Work(clips=1, frames=15, places=144, text_tokens=300)
-    limit = 115 * GIB
-    found = memory.fit(XL_2, one, form, limit, most_clips=51)
+def test_chunks_are_even_and_hold_every_clip_once_in_order() -> None:
+    for clips in range(1, 12):
+        for chunks in range(1, clips + 1):
+            slices = Plan(chunks=chunks).slices(clips)
+            sizes = [chunk.stop - chunk.start for chunk in slices]
+            assert [clip for chunk in slices for clip in range(clips)[chunk]] == [*range(clips)]
+            assert len(slices) == chunks
+            assert max(sizes) - min(sizes) <= 1
+            assert sizes[0] == max(sizes) == -(-clips // chunks)
+
+
+def test_a_plan_with_chunks_needs_what_its_largest_chunk_needs() -> None:
+    form, plan = Form(fast=True), Plan(chunks=3, lean_blocks=9)
+    seven, three = (Work(clips=clips, frames=15, places=144, text_tokens=300) for clips in (7, 3))
+    needed = memory.peak_bytes(XL_2, three, form, Plan(lean_blocks=9))
+    assert memory.peak_bytes(XL_2, seven, form, plan) == needed
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_micro_batch_gets_the_fewest_chunks_that_fit_and_recomputes_nothing(is_fast: bool) -> None:
+    form, limit = Form(fast=is_fast), 115 * GIB
+    work = Work(clips=51, frames=15, places=144, text_tokens=300)
+    found = memory.least_plan(XL_2, work, form, limit)
     assert found is not None
-    assert found.plan == KEEP_ALL
-    assert 1 < found.clips < 51
-    more = Work(clips=found.clips + 1, frames=15, places=144, text_tokens=300)
-    assert found.peak_bytes <= limit < memory.peak_bytes(XL_2, more, form)
-    assert memory.fit(XL_2, one, form, limit, most_clips=3) == memory.Fit(
-        clips=3,
-        plan=KEEP_ALL,
-        peak_bytes=memory.peak_bytes(XL_2, Work(clips=3, frames=15, places=144, text_tokens=300), form),
-    )
+    assert found.chunks > 1
+    assert found.recompute_blocks == 0
+    assert memory.peak_bytes(XL_2, work, form, found) <= limit
+    all_lean = 56 if is_fast else 0
+    larger = Plan(chunks=found.chunks - 1, lean_blocks=all_lean)
+    assert memory.peak_bytes(XL_2, work, form, larger) > limit
+    if found.lean_blocks:
+        one_less = replace(found, lean_blocks=found.lean_blocks - 1)
+        assert memory.peak_bytes(XL_2, work, form, one_less) > limit
 
 
 @pytest.mark.parametrize(
     ("is_fast", "places", "limit_gib", "expected"),
     [
-        (True, 3600, 115, "0 blocks recomputed, .* lean"),
-        (True, 7200, 115, ".* blocks recomputed, .* lean"),
-        (False, 3600, 115, ".* blocks recomputed"),
+        (True, 3600, 115, "4 chunks, 0 blocks recomputed, .* lean"),
+        (True, 7200, 115, "4 chunks, .* blocks recomputed, .* lean"),
+        (False, 3600, 115, "4 chunks, .* blocks recomputed"),
     ],
 )
 def test_a_clip_that_does_not_fit_gets_the_first_plan_with_which_it_does(
     is_fast: bool, places: int, limit_gib: float, expected: str
 ) -> None:
     form, limit = Form(fast=is_fast), limit_gib * GIB
-    one = Work(clips=1, frames=15, places=places, text_tokens=300)
-    found = memory.fit(XL_2, one, form, limit, most_clips=4)
+    work = Work(clips=4, frames=15, places=places, text_tokens=300)
+    found = memory.least_plan(XL_2, work, form, limit)
     assert found is not None
-    assert found.clips == 1
-    assert re.fullmatch(expected, str(found.plan))
-    plans = [*memory.plans(XL_2, form)]
-    before = plans[plans.index(found.plan) - 1]
-    assert memory.peak_bytes(XL_2, one, form, before) > limit >= found.peak_bytes
-    assert memory.fit(XL_2, one, form, GIB, most_clips=4) is None
+    assert re.fullmatch(expected, str(found))
+    plans = [replace(plan, chunks=4) for plan in memory.plans(XL_2, form)]
+    before = plans[plans.index(found) - 1]
+    needed = memory.peak_bytes(XL_2, work, form, found)
+    assert (
+        memory.peak_bytes(XL_2, work, form, before) > limit >= needed >= memory.least_bytes(XL_2, work, form)
+    )
+    assert memory.least_plan(XL_2, work, form, GIB) is None
 
 
 def test_the_state_is_held_whole_or_cut_over_the_ranks() -> None:

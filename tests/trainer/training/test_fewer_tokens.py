@@ -95,13 +95,13 @@ def test_the_last_step_is_dense_and_the_flops_follow(
     shards: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    losses = step.clip_losses
+    add_gradient = step.add_gradient
 
-    def watched(*arguments: Any) -> Any:
-        seen.append(arguments[-1])
-        return losses(*arguments)
+    def watched(*arguments: Any, routed: Any, **named: Any) -> Any:
+        seen.append(routed)
+        return add_gradient(*arguments, routed=routed, **named)
 
-    monkeypatch.setattr(step, "clip_losses", watched)
+    monkeypatch.setattr(step, "add_gradient", watched)
     recipe = smoke(shards, tmp_path / "run", *ON)
     train(recipe)
 

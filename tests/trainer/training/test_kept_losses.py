@@ -9,17 +9,20 @@ from tests.trainer.shards_for_tests import numbers, smoke
 from tests.trainer.training.states import SHORT, fresh_state, same, tensors
 from trainer.data import open_stage
 from trainer.data import stages as data_stages
+from trainer.distributed.memory import KEEP_ALL, Plan
 from trainer.distributed.mesh import ALONE
 from trainer.distributed.parallelize import parallelize_model
 from trainer.model import rng
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.flops import flops_per_step
 from trainer.model.stdit import lengths_read
+from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import metrics
 from trainer.train import train
 from trainer.training import step as training_step
 from trainer.training.optim import adamw
-from trainer.training.step import StepContext, clip_losses
+from trainer.training.state import TrainState
+from trainer.training.step import StepContext, add_gradient
 
 # tests/tiny.yaml on the shards that the tests make: a refactor changes no number. When these change, the
 # commit says why. Another processor may round sums and pixels otherwise: 1e-4 is far below any change of
@@ -92,33 +95,41 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_another_run(
     assert numbers(short_run)[0]["clips_hash"] != numbers(tmp_path / "other")[0]["clips_hash"]
 
 
-def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step(shards: Path, tmp_path: Path) -> None:
+def _context(recipe: TrainRecipe, state: TrainState, plan: Plan = KEEP_ALL) -> StepContext:
+    layout = parallelize_model(state.model, recipe.parallel, ALONE, torch.float32)
+    layout.recompute.choose = lambda work, beside_bytes: plan
+    video, text = video_encoder(recipe.video_encoder), text_encoder(recipe.text_encoder)
+    return StepContext(recipe=recipe, world=ALONE, layout=layout, video=video, text=text)
+
+
+@pytest.mark.parametrize(
+    ("plan", "passes"), [(KEEP_ALL, 2), (Plan(chunks=2), 4), (Plan(chunks=3, recompute_blocks=1), 5)], ids=str
+)
+def test_the_gradient_is_that_of_the_mean_over_all_clips_of_the_step_in_any_number_of_chunks(
+    shards: Path, tmp_path: Path, plan: Plan, passes: int
+) -> None:
     recipe = smoke(shards, tmp_path / "run", "stages.0.data.buckets.table={32px: {8: [1.0, 3]}}")
     (stage,) = data_stages.open_stages(recipe)
-    state = fresh_state(recipe)
-    context = StepContext(
-        recipe=recipe,
-        world=ALONE,
-        layout=parallelize_model(state.model, recipe.parallel, ALONE, torch.float32),
-        video=video_encoder(recipe.video_encoder),
-        text=text_encoder(recipe.text_encoder),
-    )
-    plan = data_stages.step_plan(stage, 0, recipe.video_encoder, recipe.model.patch_size)
+    whole, state = fresh_state(recipe), fresh_state(recipe)
+    step_plan = data_stages.step_plan(stage, 0, recipe.video_encoder, recipe.model.patch_size)
     with open_stage.open_loader(
         stage, recipe.loader, recipe.video_encoder, rank=0, world_size=1, on_event=pytest.fail
     ) as loader:
         batches = loader.step(0)
-    assert len({len(batch.clip_ids) for batch in batches}) == 2  # cells of 2 and of 3 clips
+    assert sorted(len(batch.clip_ids) for batch in batches) == [2, 3]
 
-    together = torch.cat(
-        [clip_losses(state.model, context, stage.stage, batch, 0).losses for batch in batches]
-    )
-    together.mean().backward()  # type: ignore[no-untyped-call]
-    expected = {name: value.grad.clone() for name, value in adamw.trained(state.model).items()}
+    context = _context(recipe, whole)
+    found = [add_gradient(context, stage.stage, batch, 0, num_clips=1) for batch in batches]
+    losses = torch.cat([each.losses for each in found])
+    expected = {name: value.grad / len(losses) for name, value in adamw.trained(whole.model).items()}
     before = {name: value.detach().clone() for name, value in adamw.trained(state.model).items()}
-    line, _ = training_step.train_step(state, context, stage, plan, batches)
+    clips: list[int] = []
+    state.model.x_embedder.register_forward_hook(lambda _, given, __: clips.append(len(given[0])))
+    line, _ = training_step.train_step(state, _context(recipe, state, plan), stage, step_plan, batches)
 
-    assert line["loss"] == pytest.approx(float(together.detach().mean()), rel=1e-6)
+    assert len(clips) == passes
+    assert sum(clips) == len(losses) == 5
+    assert line["loss"] == pytest.approx(float(losses.mean()), rel=1e-6)
     norm = float(adamw.norm(expected.values()))
     assert line["grad_norm"] == pytest.approx(norm, rel=1e-5)
     moved = {name: value.detach() - before[name] for name, value in adamw.trained(state.model).items()}

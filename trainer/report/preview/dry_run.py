@@ -55,7 +55,7 @@ def memory_of(
     """Return each stage's predicted memory of one GPU; `state`: number of trained and frozen parameters.
 
     `largest_bytes` is that of the largest micro-batch, `least_bytes` what `parallel.recompute_blocks: fit`
-    can reduce it to. An encoder's bytes are those of its weights, None if unknown. Once a stage's clips or a
+    can reduce all to. An encoder's bytes are those of its weights, None if unknown. Once a stage's clips or a
     round of samples have loaded the encoders, they stay in memory.
     """
     needs, are_there = [], False
@@ -95,7 +95,7 @@ def _model_memory(
 ) -> dict[str, Any]:
     model, encoder = encoding.model, video_encoder(encoding.video)
     wanted = spec.recompute_blocks
-    plans = [*memory.plans(model, form)] if wanted == "fit" else [memory.plan_of(model, wanted)]
+    first = memory.KEEP_ALL if wanted == "fit" else memory.plan_of(model, wanted)
     works: dict[str, Work] = {}
     for cell in plan.cells:
         bucket = cell.bucket
@@ -107,8 +107,9 @@ def _model_memory(
             text_tokens=model.model_max_length,
         )
     ranks = spec.shard_size or HOST_RANKS
-    peaks = {name: memory.peak_bytes(model, work, form, plans[0]) for name, work in works.items()}
+    peaks = {name: memory.peak_bytes(model, work, form, first) for name, work in works.items()}
     largest = max(peaks, key=lambda name: peaks[name])
+    least = max(memory.least_bytes(model, work, form) for work in works.values())
     return {
         "state_bytes": memory.state_bytes(
             *state,
@@ -120,9 +121,9 @@ def _model_memory(
         "ranks_that_share": 1 if spec.sharding == "none" else ranks,
         "largest_cell": largest,
         "largest_bytes": peaks[largest],
-        "least_bytes": memory.peak_bytes(model, works[largest], form, plans[-1]),
+        "least_bytes": least if wanted == "fit" else peaks[largest],
         "lean_blocks": "fit" if wanted == "fit" and form.fast else 0,
-        "recompute_blocks": "fit" if wanted == "fit" else plans[0].recompute_blocks,
+        "recompute_blocks": "fit" if wanted == "fit" else first.recompute_blocks,
     }
 
 
@@ -262,7 +263,7 @@ def _memory_as_text(found: dict[str, Any]) -> str:
     again = f" with {count} blocks recomputed" if count else ""
     if count == "fit":
         how = "recomputed" if found["lean_blocks"] == 0 else "lean or recomputed"
-        again = f", down to {found['least_bytes'] / 1e9:.3g} GB where blocks are {how} to make it fit"
+        again = f", down to {found['least_bytes'] / 1e9:.3g} GB clip by clip, with blocks {how}"
     encoders = (found["video_encoder_bytes"] or 0) + (found["text_encoder_bytes"] or 0)
     known = f"{encoders / 1e9:.3g} GB of the encoders' weights, " if encoders else ""
     unknown = unknown_encoders(found)

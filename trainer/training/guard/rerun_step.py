@@ -20,7 +20,7 @@ from trainer.distributed import mesh
 from trainer.recipe import guard_spec
 from trainer.training.optim import adamw
 from trainer.training.state import TrainState
-from trainer.training.step import Computed, StepContext, clip_losses, routing_now
+from trainer.training.step import Computed, StepContext, add_gradient, routing_now
 from vidcurate.sampler import order
 
 Read = Callable[[Sequence[int]], Sequence[Batch]]
@@ -83,12 +83,11 @@ def compute(
     adamw.drop_gradients(state.masters)
     losses: dict[int, list[float]] = {}
     norms: dict[int, float] = {}
-    layout, routed = context.layout, routing_now(state, stage)
+    layout, routed, num_clips = context.layout, routing_now(state, stage), len(computed.plan.clip_ids)
     layout.begin_step()
     for batch in sorted(batches, key=lambda batch: batch.position):
-        found = clip_losses(layout.compute, context, stage.stage, batch, state.step, routed)
-        (found.losses.sum() / len(computed.plan.clip_ids)).backward()  # type: ignore[no-untyped-call]
-        losses[batch.position] = found.losses.detach().double().cpu().tolist()
+        found = add_gradient(context, stage.stage, batch, state.step, num_clips=num_clips, routed=routed)
+        losses[batch.position] = found.losses.double().cpu().tolist()
         norms[batch.position] = float(layout.local_grad_norm())
     layout.discard_gradients()
     for name, parameter in learns.items():
