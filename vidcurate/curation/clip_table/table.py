@@ -191,8 +191,6 @@ def _is_unreadable(path: Path) -> bool:
 
 def is_up_to_date(path: Path, wanted: Provenance) -> bool:
     """Return whether `path` is a readable table with the provenance `wanted`."""
-    if not path.exists():
-        return False
     try:
         return provenance(path).to_json() == wanted.to_json()
     except TableError:
@@ -334,6 +332,8 @@ def export(frame: pl.LazyFrame, path: Path) -> None:
     }
     if path.suffix not in writers:
         raise InputError(f"{path}: unknown suffix {path.suffix!r}. Use {', '.join(writers)}.")
+    if path.is_file() and table_checksum.has_own_bytes(path) is not None:
+        raise InputError(f"{path}: is the table of a stage, which a run needs. Name another file.")
     if path.suffix == ".csv":
         frame = frame.with_columns(
             _as_json(name) for name, dtype in frame.collect_schema().items() if dtype.is_nested()

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 
 from vidcurate.curation.clip_table import table
-from vidcurate.errors import StageError, StorageError, TableError
+from vidcurate.errors import InputError, StageError, StorageError, TableError
 
 
 def origin(stage: str = "ingest", **inputs: str) -> table.Provenance:
@@ -164,3 +164,21 @@ def test_a_table_with_lists_is_exported_in_every_format(tmp_path: Path, suffix: 
     else:
         read = pl.read_ndjson if suffix == ".jsonl" else pl.read_parquet
         assert read(path)["cuts"].to_list() == [[0.5, 2.0], [], None]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_an_export_takes_the_place_of_a_file_and_never_of_a_stages_table(
+    tmp_path: Path, is_damaged: bool
+) -> None:
+    exported, own = tmp_path / "clips.parquet", tmp_path / "ingest.parquet"
+    table.write(clips("a", "b"), own, origin())
+    whole = own.read_bytes()
+    if is_damaged:
+        own.write_bytes(whole.replace(b"PAR1", b"PAR0", 1))
+
+    for _ in range(2):
+        table.export(table.scan(tmp_path, "ingest") if not is_damaged else clips("a").lazy(), exported)
+    with pytest.raises(InputError, match=f"^{own}: is the table of a stage"):
+        table.export(clips("c").lazy(), own)
+
+    assert len(own.read_bytes()) == len(whole)
