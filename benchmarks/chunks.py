@@ -126,7 +126,7 @@ def main() -> None:
         )  # fmt: skip
         print(as_table(rows[-3:]), flush=True)
         if given.keep:
-            keep(f"chunks_{hardware.split()[-1].lower()}", rows)
+            keep(f"chunks_{hardware.split()[-1].lower()}{'_float8' * form.float8}", rows)
 
 
 if __name__ == "__main__":

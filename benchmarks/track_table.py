@@ -77,8 +77,10 @@ def table(kept: dict[str, Any]) -> list[str]:
     by_arm = arms_of(kept)
     base = {one["seed"]: one for one in by_arm[BASE]}
     target = statistics.fmean(one["final_loss"] for one in base.values())
+    first = by_arm[BASE][0]
     lines = [
-        f"{kept['device']}, {measured(kept)}: {kept['steps']} steps a run, target {target:.4f}, Muon's "
+        f"{kept['device']}, {measured(kept)}: {first['parameters'] / 1e6:.0f} M parameters, {kept['steps']} "
+        f"steps a run, target {target:.4f}, AdamW's rate {first['recipe']['optim']['lr']:g}, Muon's "
         f"factor {kept['muon_lr_factor']:g}, the runs one after the other:",
         "",
         "| arm | what it changes | ms a step | J a step | final loss, by seed | prompts followed "

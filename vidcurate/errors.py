@@ -16,6 +16,7 @@
     │   └── WeightsError            exit code 2: a weights file that no model can be read from
     ├── StorageError                an error of the disk or the network
     │   └── ObjectError             a file at a URL that cannot be had
+    ├── DeviceMemoryError           a GPU without the memory for a micro-batch
     ├── BadNodeError                exit code 77: a node failed its preflight; restart without it
     └── FailureLimitError           exit code 3: the work is done, and more failed than the limit allows
 
@@ -126,6 +127,10 @@ class ObjectError(StorageError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class DeviceMemoryError(VidcurateError):
+    """GPU without the memory for a micro-batch; what one rank meets, another need not."""
 
 
 class BadNodeError(VidcurateError):

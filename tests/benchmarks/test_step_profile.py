@@ -113,21 +113,21 @@ def test_every_kernel_that_a_block_launches_has_a_part(benches: SimpleNamespace)
     assert [name for name in sorted(launched) if benches.parts.part_of(name) == "other"] == []
 
 
-def test_the_floors_of_240p_are_those_counted_by_hand(benches: SimpleNamespace) -> None:
+def test_the_floors_of_240p_with_lean_blocks_are_those_counted_by_hand(benches: SimpleNamespace) -> None:
     found = {line["metric"]: line["peer_value"] for line in _rows(benches, "240p_102f")}
     by_hand = {
         "attention in a frame and to captions": 0.49,
         "attention over time": 0.17,
-        "norm of q and k, rotation": 0.36,
+        "norm of q and k, rotation": 0.48,
         "modulate, residual, norm": 0.84,
-        "GELU": 0.60,
+        "GELU": 0.72,
         "sums for biases and tables": 0.03,
         "optimizer": 0.08,
     }
     assert {part: round(found[f"240p_102f {part}"], 2) for part in by_hand} == by_hand
     # By hand the captions' features had a gradient, too: 0.01 more.
     assert found["240p_102f linears"] == pytest.approx(7.93, abs=0.011)
-    assert found["240p_102f all"] == pytest.approx(10.5, abs=0.05)
+    assert found["240p_102f all"] == pytest.approx(10.74, abs=0.05)
 
 
 def test_parts_optimizer_and_gaps_are_the_whole(benches: SimpleNamespace) -> None:

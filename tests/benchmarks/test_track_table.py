@@ -25,7 +25,7 @@ def record(name: str, seed: int, seconds: float, losses: list[float]) -> dict[st
     return {
         "name": name, "seed": seed, "steps": 100 * len(losses), "seconds": seconds, "joules": 400.0 * seconds,
         "model_flops": 10 * len(losses), "final_loss": losses[-1], "prompts": 64, "prompts_followed": 9,
-        "time": 1_795_457_554, "log": log,
+        "time": 1_795_457_554, "log": log, "parameters": 39_569_248, "recipe": {"optim": {"lr": 0.002}},
     }  # fmt: skip
 
 
@@ -37,8 +37,9 @@ def made(muon: list[float]) -> dict[str, Any]:
 
 
 def test_an_arm_has_its_times_by_seed_and_p(bench: Any) -> None:
-    *_, adamw, muon = bench.table(made([0.4, 0.2, 0.1, 0.1]))
+    heading, *_, adamw, muon = bench.table(made([0.4, 0.2, 0.1, 0.1]))
 
+    assert "40 M parameters, 400 steps a run, target 0.2000, AdamW's rate 0.002, Muon's factor 4" in heading
     assert "| 1.00, 1.00, 1.00 | 1.00, 1.00, 1.00 |  |" in adamw
     assert "1.91, 1.91, 1.91" in muon
     assert "2.00, 2.00, 2.00" in muon
@@ -60,7 +61,7 @@ def test_the_page_shows_what_is_kept(bench: Any) -> None:
 
     assert bench.page(text, kept, rows) == text, "run `python benchmarks/track_table.py`"
     other = bench.page(text, [made([0.4, 0.2, 0.1, 0.1])])
-    assert "2026-11-23, code of abc1234: 400 steps a run, target 0.2000" in other
+    assert "2026-11-23, code of abc1234: 40 M parameters, 400 steps a run, target 0.2000" in other
     assert "What each technique gave" not in other, "two arms are missing"
     assert bench.page(other, kept, rows) == text
 
@@ -107,7 +108,7 @@ def test_a_table_says_that_its_code_has_changed_since(bench: Any) -> None:
     kept = made([0.4, 0.2, 0.1, 0.1])
 
     assert "changed since" not in bench.table(kept)[0]
-    assert "code of abc1234, changed since: 400 steps" in bench.table({**kept, "code_changed": True})[0]
+    assert "code of abc1234, changed since: 40 M parameters, 400 steps" in bench.table({**kept, "code_changed": True})[0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ from trainer.health.watch import progress
 from trainer.health.watch.stop_requests import Stop
 from trainer.run_folder import jsonl
 from trainer.run_folder import layout as run_folder_layout
-from vidcurate.errors import MissingError, RequestError, StorageError, VidcurateError, counted
+from vidcurate.errors import (
+    DeviceMemoryError,
+    MissingError,
+    RequestError,
+    StorageError,
+    VidcurateError,
+    counted,
+)
 
 
 @contextmanager
@@ -38,9 +45,9 @@ def end_recorded(run: Path, world: World, stop: Stop) -> Iterator[None]:
     """Record an event for an end on an error (`failed`), a refusal (`refused`) or a second Ctrl-C (`stop`).
 
     The guard, the preflight and the monitor have recorded their own ends already. Rank 0 records; another
-    rank records only what it alone can know, an error that is not of the project. A full disk may refuse the
-    event, too: then the console alone has the reason. A start that is refused before its first event changes
-    nothing in the run: no training has ended.
+    rank records only what it alone can know: its GPU's memory, or an error that is not of the project. A full
+    disk may refuse the event, too: then the console alone has the reason. A start that is refused before its
+    first event changes nothing in the run: no training has ended.
     """
 
     def num_bytes() -> int:
@@ -62,7 +69,7 @@ def end_recorded(run: Path, world: World, stop: Stop) -> Iterator[None]:
         yield
     except VidcurateError as error:
         is_recorded = error.exit_code in (exit_codes.HALT, exit_codes.BAD_NODE, exit_codes.RESTART)
-        if world.is_first and not is_recorded:
+        if (world.is_first or isinstance(error, DeviceMemoryError)) and not is_recorded:
             is_refusal = isinstance(error, RequestError) and not isinstance(error, MissingError)
             record("refused" if is_refusal else "failed", reason=str(error), exit_code=error.exit_code)
         raise

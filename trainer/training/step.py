@@ -5,7 +5,8 @@ result does not depend on which rank or process computes a clip. The step's loss
 all ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,7 @@ from trainer.training.guard.decide import Halted
 from trainer.training.optim import adamw, schedule
 from trainer.training.state import TrainState
 from trainer.training.step_balance import Prediction
+from vidcurate.errors import DeviceMemoryError, counted
 from vidcurate.sampler import order
 
 NAMED_CLIPS = 8  # in an error message
@@ -144,6 +146,21 @@ def add_gradient(
     return ClipLosses(losses=torch.cat(losses), timesteps=timesteps, text_tokens=torch.tensor(lengths))
 
 
+@contextmanager
+def _memory_named(context: StepContext, batch: Batch) -> Iterator[None]:
+    """Raise DeviceMemoryError, with what helps, where the GPU's memory does not hold the micro-batch."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        bucket, clips = batch.bucket, counted(len(batch.clip_ids), "clip")
+        raise DeviceMemoryError(
+            f"rank {context.world.rank}: the memory of {context.world.device} does not hold a micro-batch of "
+            f"{bucket.name}, {clips} ({context.layout.recompute.plan}): {str(error).splitlines()[0]} Set "
+            "parallel.recompute_blocks=fit and environment.PYTORCH_ALLOC_CONF=expandable_segments:True, or "
+            "put fewer clips into a micro-batch of this bucket."
+        ) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSync:
     """Values reduced over all ranks in one step.
@@ -220,7 +237,8 @@ def gradient(
     context.pulse.phase("forward_backward")
     stopwatch, routed = Stopwatch(world), routing_now(state, stage)
     for batch in sorted(batches, key=lambda batch: batch.position):
-        found = add_gradient(context, stage.stage, batch, state.step, num_clips=num_clips, routed=routed)
+        with _memory_named(context, batch):
+            found = add_gradient(context, stage.stage, batch, state.step, num_clips=num_clips, routed=routed)
         first = plan.slots[batch.position]
         rows = torch.tensor(data_stages.rows_delivered(stage, plan, first, batch.clip_ids)) + 1
         done.append((first, rows, found.losses, found.timesteps, found.text_tokens))

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,10 +13,14 @@ from tests.trainer.training.states import SHORT
 from trainer.distributed import memory
 from trainer.distributed.mesh import ALONE, World
 from trainer.distributed.step_time import Work
+from trainer.health.watch.stop_requests import Stop
+from trainer.model import rectified_flow
 from trainer.model.kernels.autotune import Choice
-from trainer.run_folder import process_table
+from trainer.run_folder import jsonl, process_table
 from trainer.train import train
 from trainer.training import log as training_log
+from trainer.training import outcome
+from vidcurate.errors import DeviceMemoryError, ShardError, VidcurateError
 
 
 def _events(run: Path, name: str) -> list[dict[str, Any]]:
@@ -95,3 +99,34 @@ def test_a_kernel_that_is_installed_and_not_taken_is_said_once_on_each_host(
         "first at 405 queries and 405 keys: ModuleNotFoundError: No module named 'cutlass.cute'"
     )
     assert said == [wanted] * lines
+
+
+def test_a_micro_batch_that_the_gpu_does_not_hold_ends_the_run_with_its_bucket_and_what_helps(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: Any, **__: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 494.00 MiB.\nSee documentation")
+
+    monkeypatch.setattr(rectified_flow, "training_losses", short)
+    recipe = smoke(shards, tmp_path / "run", *SHORT)
+    with pytest.raises(
+        DeviceMemoryError, match=r"rank 0: .* 32px-8f-.*, 2 clips \(0 blocks .*Tried .*fit and environment"
+    ) as raised:
+        train(recipe)
+    (event,) = _events(recipe.output, "failed")
+    assert event["reason"] == str(raised.value)
+    assert event["exit_code"] == raised.value.exit_code == 1  # a new process has its memory in one piece
+
+
+def test_each_rank_records_the_memory_that_it_alone_is_short_of(tmp_path: Path) -> None:
+    def end(rank: int, error: VidcurateError) -> None:
+        world, stop = World(rank=rank, size=8, device=torch.device("cpu")), SimpleNamespace(at_once=None)
+        with outcome.end_recorded(tmp_path, world, cast(Stop, stop)):
+            jsonl.record_event(tmp_path, "resume", 5)
+            raise error
+
+    for rank, error in ((3, DeviceMemoryError("rank 3: too small")), (4, ShardError("the same on all"))):
+        with pytest.raises(type(error)):
+            end(rank, error)
+    (event,) = _events(tmp_path, "failed")
+    assert (event["rank"], event["reason"]) == (3, "rank 3: too small")
