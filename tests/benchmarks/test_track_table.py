@@ -108,7 +108,10 @@ def test_a_table_says_that_its_code_has_changed_since(bench: Any) -> None:
     kept = made([0.4, 0.2, 0.1, 0.1])
 
     assert "changed since" not in bench.table(kept)[0]
-    assert "code of abc1234, changed since: 40 M parameters, 400 steps" in bench.table({**kept, "code_changed": True})[0]
+    assert (
+        "code of abc1234, changed since: 40 M parameters, 400 steps"
+        in bench.table({**kept, "code_changed": True})[0]
+    )
 
 
 @pytest.mark.parametrize(
