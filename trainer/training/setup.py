@@ -110,12 +110,15 @@ def set_up(
     masters = adamw.masters(model, with_muon=with_muon, world=world)
     averages = make_power_averages(recipe.power_ema, masters.learns)
     state = TrainState(model=model, masters=masters, power_averages=averages)
+    video, text = video_encoder(recipe.video_encoder), text_encoder(recipe.text_encoder)
+    loads_encoders = recipe.sample is not None or not all(stage.data.latents for stage in recipe.stages)
     context = StepContext(
         recipe=recipe,
         world=world,
         layout=layout,
-        video=video_encoder(recipe.video_encoder),
-        text=text_encoder(recipe.text_encoder),
+        video=video,
+        text=text,
+        encoder_bytes=sum(one.predicted_bytes() or 0 for one in (video, text)) if loads_encoders else 0,
         pulse=pulse,
     )
     verified = _resume_point(recipe.output, world)

@@ -46,13 +46,18 @@ NAMED_CLIPS = 8  # in an error message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """Inputs of a step that the step does not change."""
+    """Inputs of a step that the step does not change.
+
+    `encoder_bytes` is the GPU memory of both encoders where the run ever loads them: a resumed run then
+    computes its micro-batches in the chunks of the run that never stopped.
+    """
 
     recipe: TrainRecipe
     world: World
     layout: Layout
     video: VideoEncoder
     text: TextEncoder
+    encoder_bytes: int = 0
     projection: CaptionProjection | None = None  # for a model with skip_y_embedder
     pulse: Pulse = SILENT  # the training loop reports its phase here
 
@@ -119,7 +124,8 @@ def add_gradient(
     model_spec = context.recipe.model
     lengths = lengths_read(model_spec, given.lengths, None if drops is None else drops.tolist())
 
-    beside_bytes = context.video.device_bytes + context.text.device_bytes
+    loaded_bytes = context.video.device_bytes + context.text.device_bytes
+    beside_bytes = max(context.encoder_bytes, loaded_bytes)
     plan = context.layout.recompute.choose_plan(latents, given.y, beside_bytes)
     noise, at = tensors.send(noises, device), tensors.send(timesteps, device)
     of_clips: dict[str, Any] = {

@@ -14,7 +14,8 @@ from tests.trainer.encoders_for_tests import TINY, WIDTH, make_t5, make_vae, tin
 from tests.trainer.shards_for_tests import make_shards, numbers, smoke
 from trainer.data import stages as data_stages
 from trainer.data.latents.precompute import encode_ahead, request_of
-from trainer.distributed import mesh
+from trainer.distributed import memory, mesh
+from trainer.distributed.activation_checkpointing import Recompute
 from trainer.health.checks import device
 from trainer.model.encoders.registry import text_encoder, video_encoder
 from trainer.model.encoders.space_to_depth import SpaceToDepthSpec
@@ -182,6 +183,33 @@ def test_the_preflight_counts_the_encoders(made: Path, tmp_path: Path) -> None:
     three_matrices = 24 * 3 * 4096 * (1 << 40) * 2  # beside which all else is nothing
     assert said["verdict"] == "warn"
     assert said["value"] == f"{three_matrices / 1e9:.3g} GB needed by the forecast"
+
+
+def test_memory_left_for_micro_batches_is_the_same_before_and_after_samples_load_the_encoders(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a resumed run would compute other chunks than the run that never stopped, and round otherwise."""
+    clips = recipe(made, tmp_path / "clips", "stages.0.data.views=1", "sample=null")
+    encode_ahead(request_of(clips), tmp_path / "latents")
+    asked: list[int] = []
+    monkeypatch.setattr(
+        Recompute, "choose_plan", lambda self, *given: asked.append(given[2]) or memory.KEEP_ALL
+    )
+    wanted = {}
+    for name, more in (("alone", ("sample=null",)), ("sampled", ("sample.every=1",))):
+        video_encoder.cache_clear()
+        text_encoder.cache_clear()
+        asked.clear()
+        latents = f"stages.0.data.latents={tmp_path / 'latents'}"
+        given = recipe(
+            made, tmp_path / name, "stages.0.data.views=1", "stages.0.data.shards=null", latents, *more
+        )
+        train(given)
+        video, text = video_encoder(given.video_encoder), text_encoder(given.text_encoder)
+        wanted[name] = video.device_bytes + text.device_bytes
+        assert len(asked) >= 2
+        assert set(asked) == {wanted[name]}, name
+    assert wanted["sampled"] > wanted["alone"] == 0
 
 
 def test_a_stage_of_latents_counts_the_encoders_once_something_else_has_loaded_them(
