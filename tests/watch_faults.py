@@ -85,33 +85,33 @@ def _before_the_sum(at: int, act: Callable[[], object]) -> None:
 
 
 def is_slow(at: int) -> None:
-    """Every forward pass takes 0.4 s longer, and on a busy machine six times as long as it takes there."""
-    losses = step.clip_losses
+    """Every micro-batch takes 0.4 s longer, and on a busy machine six times as long as it takes there."""
+    add_gradient = step.add_gradient
 
-    def slow_forward(*arguments: Any) -> Any:
+    def slow(*arguments: Any, **named: Any) -> Any:
         began = time.monotonic()
-        result = losses(*arguments)
+        result = add_gradient(*arguments, **named)
         time.sleep(max(0.4, 6 * (time.monotonic() - began)))
         return result
 
-    step.clip_losses = slow_forward  # type: ignore[assignment]
+    step.add_gradient = slow  # type: ignore[assignment]
 
 
 def has_a_clock_that_is_set_back(at: int) -> None:
     """From one step on, the host's clock is 17 s behind what it was; the watch looks every 0.1 s."""
-    clocks, losses, steps = clock_steps.read_clocks, step.clip_losses, 0
+    clocks, add_gradient, steps = clock_steps.read_clocks, step.add_gradient, 0
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **named: Any) -> Any:
         nonlocal steps
         steps += 1
-        return losses(*arguments)
+        return add_gradient(*arguments, **named)
 
     def clocks_set_back() -> tuple[float, float]:
         real, monotonic = clocks()
         return real - 17.0 * (steps > at), monotonic
 
     monitor.TICK_SECONDS = 0.1
-    step.clip_losses = counted  # type: ignore[assignment]
+    step.add_gradient = counted  # type: ignore[assignment]
     clock_steps.read_clocks = clocks_set_back
 
 
@@ -119,17 +119,17 @@ LONG_SECONDS = 5.0  # more than SPEC's stall_seconds
 
 
 def begins_slowly(at: int) -> None:
-    """The first forward pass of each training takes long, as when it compiles; a watcher is there by then."""
-    losses, trainings = step.clip_losses, set()
+    """The first micro-batch of each training takes long, as when it compiles; a watcher is there by then."""
+    add_gradient, trainings = step.add_gradient, set()
 
-    def first_is_slow(layout: Any, tools: Any, *arguments: Any) -> Any:
+    def first_is_slow(tools: Any, *arguments: Any, **named: Any) -> Any:
         if tools.recipe.output not in trainings:
             trainings.add(tools.recipe.output)
             time.sleep(LONG_SECONDS)
             print(f"watched by {len(process_table.children(os.getpid()))} process", flush=True)
-        return losses(layout, tools, *arguments)
+        return add_gradient(tools, *arguments, **named)
 
-    step.clip_losses = first_is_slow  # type: ignore[assignment]
+    step.add_gradient = first_is_slow  # type: ignore[assignment]
 
 
 def goes_back_slowly(at: int) -> None:
