@@ -134,13 +134,13 @@ def begins_slowly(at: int) -> None:
 
 def goes_back_slowly(at: int) -> None:
     """To load the checkpoint of a rollback takes long."""
-    load = resume.return_to
+    load = resume.restore
 
     def slow_disk(*arguments: Any) -> Any:
         time.sleep(LONG_SECONDS)
         return load(*arguments)
 
-    resume.return_to = slow_disk  # type: ignore[assignment]
+    resume.restore = slow_disk  # type: ignore[assignment]
 
 
 def computes_again_slowly(at: int) -> None:
