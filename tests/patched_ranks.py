@@ -80,9 +80,9 @@ mesh.sum_gradients = hang
 
 SLOW = """
 import os, time
-from trainer.training import step
+from trainer.training import micro_batch
 
-add_gradient = step.add_gradient
+add_gradient = micro_batch.add_gradient
 
 
 def slow(*arguments, **named):
@@ -91,7 +91,7 @@ def slow(*arguments, **named):
     return add_gradient(*arguments, **named)
 
 
-step.add_gradient = slow
+micro_batch.add_gradient = slow
 """
 
 

@@ -23,7 +23,7 @@ from trainer.health.watch import monitor, monitor_process
 from trainer.health.watch import spec as watch_spec
 from trainer.health.watch.spec import SLOW_RANK_STEPS
 from trainer.run_folder import metrics, process_table
-from trainer.training import resume, step
+from trainer.training import micro_batch, resume
 from trainer.training.guard import rerun_step
 from vidcurate.loader import loader
 
@@ -86,7 +86,7 @@ def _before_the_sum(at: int, act: Callable[[], object]) -> None:
 
 def is_slow(at: int) -> None:
     """Every micro-batch takes 0.4 s longer, and on a busy machine six times as long as it takes there."""
-    add_gradient = step.add_gradient
+    add_gradient = micro_batch.add_gradient
 
     def slow(*arguments: Any, **named: Any) -> Any:
         began = time.monotonic()
@@ -94,12 +94,12 @@ def is_slow(at: int) -> None:
         time.sleep(max(0.4, 6 * (time.monotonic() - began)))
         return result
 
-    step.add_gradient = slow  # type: ignore[assignment]
+    micro_batch.add_gradient = slow  # type: ignore[assignment]
 
 
 def has_a_clock_that_is_set_back(at: int) -> None:
     """From one step on, the host's clock is 17 s behind what it was; the watch looks every 0.1 s."""
-    clocks, add_gradient, steps = clock_steps.read_clocks, step.add_gradient, 0
+    clocks, add_gradient, steps = clock_steps.read_clocks, micro_batch.add_gradient, 0
 
     def counted(*arguments: Any, **named: Any) -> Any:
         nonlocal steps
@@ -111,7 +111,7 @@ def has_a_clock_that_is_set_back(at: int) -> None:
         return real - 17.0 * (steps > at), monotonic
 
     monitor.TICK_SECONDS = 0.1
-    step.add_gradient = counted  # type: ignore[assignment]
+    micro_batch.add_gradient = counted  # type: ignore[assignment]
     clock_steps.read_clocks = clocks_set_back
 
 
@@ -120,7 +120,7 @@ LONG_SECONDS = 5.0  # more than SPEC's stall_seconds
 
 def begins_slowly(at: int) -> None:
     """The first micro-batch of each training takes long, as when it compiles; a watcher is there by then."""
-    add_gradient, trainings = step.add_gradient, set()
+    add_gradient, trainings = micro_batch.add_gradient, set()
 
     def first_is_slow(tools: Any, *arguments: Any, **named: Any) -> Any:
         if tools.recipe.output not in trainings:
@@ -129,7 +129,7 @@ def begins_slowly(at: int) -> None:
             print(f"watched by {len(process_table.children(os.getpid()))} process", flush=True)
         return add_gradient(tools, *arguments, **named)
 
-    step.add_gradient = first_is_slow  # type: ignore[assignment]
+    micro_batch.add_gradient = first_is_slow  # type: ignore[assignment]
 
 
 def goes_back_slowly(at: int) -> None:

@@ -41,12 +41,13 @@ from trainer.training.guard import rollback
 from trainer.training.guard.decide import RollbackRequested
 from trainer.training.guard.history import StageHistory
 from trainer.training.guard.step_guard import StepGuard
+from trainer.training.micro_batch import StepContext
 from trainer.training.optim import adamw
 from trainer.training.outcome import Outcome
 from trainer.training.preflight import command as preflight
 from trainer.training.setup import Training, locked_run, set_up
 from trainer.training.state import Origin, TrainState
-from trainer.training.step import Computed, StepContext, StepSync, train_step
+from trainer.training.step import Computed, StepSync, train_step
 from trainer.training.validation import Round
 from trainer.training.wandb_tensorboard import Mirrors
 from vidcurate.errors import VidcurateError

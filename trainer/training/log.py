@@ -21,9 +21,10 @@ from trainer.run_folder.checkpoint import retention
 from trainer.run_folder.checkpoint.async_save import Saved
 from trainer.training import data_position
 from trainer.training.data_position import DataPosition
+from trainer.training.micro_batch import StepContext
 from trainer.training.optim import schedule
 from trainer.training.state import StartReport, TrainState
-from trainer.training.step import Computed, StepContext
+from trainer.training.step import Computed
 from vidcurate.errors import counted
 from vidcurate.sampler import leave_out
 from vidcurate.storage import atomic_file

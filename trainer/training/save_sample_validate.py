@@ -11,8 +11,8 @@ from trainer.run_folder import jsonl
 from trainer.run_folder.checkpoint.async_save import AsyncSaver
 from trainer.training import data_position, resume, validation
 from trainer.training import log as training_log
+from trainer.training.micro_batch import StepContext
 from trainer.training.state import TrainState
-from trainer.training.step import StepContext
 from trainer.training.validation import Round
 from vidcurate.errors import counted
 

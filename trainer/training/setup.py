@@ -21,10 +21,10 @@ from trainer.training import data_position, resume
 from trainer.training import log as training_log
 from trainer.training.data_position import DataPosition
 from trainer.training.guard import rollback_file
+from trainer.training.micro_batch import StepContext
 from trainer.training.optim import adamw
 from trainer.training.optim.power_averages import make_power_averages
 from trainer.training.state import Origin, StartReport, TrainState
-from trainer.training.step import StepContext
 from vidcurate.errors import InputError
 from vidcurate.storage import lock
 

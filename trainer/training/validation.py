@@ -27,9 +27,9 @@ from trainer.model import rectified_flow, rng
 from trainer.model.stdit import lengths_read
 from trainer.recipe.recipe import ValidationSpec
 from trainer.run_folder import jsonl, metrics
+from trainer.training.micro_batch import StepContext
 from trainer.training.optim import ema
 from trainer.training.state import TrainState
-from trainer.training.step import StepContext
 from vidcurate.errors import counted
 from vidcurate.sampler.order import one_epoch
 from vidcurate.sampler.plan import MicroBatchPlan

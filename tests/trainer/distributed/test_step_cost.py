@@ -22,7 +22,7 @@ from trainer.model.stdit import STDiT3
 from trainer.model.tensors import send
 from trainer.recipe import recipe as recipes
 from trainer.recipe.recipe import TrainRecipe
-from trainer.training.step import StepContext, add_gradient
+from trainer.training.micro_batch import StepContext, add_gradient
 from vidcurate.sampler.bucket_shapes import Bucket
 
 META = torch.device("meta")

@@ -24,7 +24,7 @@ from trainer.model.kernels import apply, flash_attention
 from trainer.model.routing import RoutingSpec
 from trainer.model.stdit import STDiT3, STDiT3Config, lengths_read
 from trainer.recipe import recipe as recipes
-from trainer.training.step import StepContext, add_gradient
+from trainer.training.micro_batch import StepContext, add_gradient
 
 WIDTH, CHANNELS, LENGTH = 40, 8, 18  # a caption of 18 is more than a tile
 CONFIG = STDiT3Config(

@@ -14,7 +14,7 @@ from trainer.recipe import recipe as recipes
 from trainer.report.preview import dry_run
 from trainer.run_folder.checkpoint import convert
 from trainer.train import train
-from trainer.training import step
+from trainer.training import micro_batch
 from trainer.training.state import Origin
 from vidcurate.errors import RecipeError, StateError
 
@@ -95,13 +95,13 @@ def test_the_last_step_is_dense_and_the_flops_follow(
     shards: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    add_gradient = step.add_gradient
+    add_gradient = micro_batch.add_gradient
 
     def watched(*arguments: Any, routed: Any, **named: Any) -> Any:
         seen.append(routed)
         return add_gradient(*arguments, routed=routed, **named)
 
-    monkeypatch.setattr(step, "add_gradient", watched)
+    monkeypatch.setattr(micro_batch, "add_gradient", watched)
     recipe = smoke(shards, tmp_path / "run", *ON)
     train(recipe)
 

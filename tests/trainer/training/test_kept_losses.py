@@ -20,9 +20,9 @@ from trainer.recipe.recipe import TrainRecipe
 from trainer.run_folder import metrics
 from trainer.train import train
 from trainer.training import step as training_step
+from trainer.training.micro_batch import StepContext, add_gradient
 from trainer.training.optim import adamw
 from trainer.training.state import TrainState
-from trainer.training.step import StepContext, add_gradient
 
 # tests/tiny.yaml on the shards that the tests make: a refactor changes no number. When these change, the
 # commit says why. Another processor may round sums and pixels otherwise: 1e-4 is far below any change of

@@ -21,7 +21,7 @@ from trainer.model.stdit import STDiT3
 from trainer.report.gallery import SERVE
 from trainer.run_folder import jsonl, metrics
 from trainer.training import validation
-from trainer.training.step import StepContext
+from trainer.training.micro_batch import StepContext
 from trainer.training.validation import Round
 
 

@@ -91,7 +91,7 @@ def _model_memory(
     form: Form,
     encoding: Encoding,
     state: tuple[int, int],
-    power_averages: int,
+    averages: int,
 ) -> dict[str, Any]:
     model, encoder = encoding.model, video_encoder(encoding.video)
     wanted = spec.recompute_blocks
@@ -108,15 +108,11 @@ def _model_memory(
         )
     ranks = spec.shard_size or HOST_RANKS
     peaks = {name: memory.peak_bytes(model, work, form, first) for name, work in works.items()}
-    largest = max(peaks, key=lambda name: peaks[name])
+    largest = max(peaks, key=peaks.__getitem__)
     least = max(memory.least_bytes(model, work, form) for work in works.values())
     return {
         "state_bytes": memory.state_bytes(
-            *state,
-            item_bytes=form.item_bytes,
-            sharding=spec.form,
-            ranks=ranks,
-            power_averages=power_averages,
+            *state, item_bytes=form.item_bytes, sharding=spec.form, ranks=ranks, power_averages=averages
         ),
         "ranks_that_share": 1 if spec.sharding == "none" else ranks,
         "largest_cell": largest,

@@ -18,9 +18,10 @@ from trainer.data.model_inputs import Batch
 from trainer.data.stages import StageData
 from trainer.distributed import mesh
 from trainer.recipe import guard_spec
+from trainer.training.micro_batch import StepContext, add_gradient
 from trainer.training.optim import adamw
 from trainer.training.state import TrainState
-from trainer.training.step import Computed, StepContext, add_gradient, routing_now
+from trainer.training.step import Computed, routing_now
 from vidcurate.sampler import order
 
 Read = Callable[[Sequence[int]], Sequence[Batch]]

@@ -20,8 +20,8 @@ from trainer.training import resume
 from trainer.training.guard import rollback_file, step_guard
 from trainer.training.guard.decide import Halted, RollbackRequested
 from trainer.training.guard.history import Rollback
+from trainer.training.micro_batch import StepContext
 from trainer.training.state import TrainState
-from trainer.training.step import StepContext
 
 
 def _last_good(before: int, context: StepContext) -> Path | None:

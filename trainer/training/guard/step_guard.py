@@ -21,9 +21,10 @@ from trainer.training.guard.decide import BadNode, Decision, Halted, LostRank, R
 from trainer.training.guard.detect import Problem
 from trainer.training.guard.history import StepStats
 from trainer.training.guard.rerun_step import Read, RerunVerdict
+from trainer.training.micro_batch import StepContext
 from trainer.training.optim import schedule
 from trainer.training.state import TrainState
-from trainer.training.step import Computed, StepContext
+from trainer.training.step import Computed
 from vidcurate.sampler import order
 
 NAMED_CLIPS = 16  # in an event
