@@ -34,6 +34,9 @@ CELLS: dict[str, pl.DataType] = {
 }
 MEASURES = ("width", "height", "fps", "num_frames", "duration_seconds")
 TIMES = ("start_seconds", "end_seconds", "duration_seconds")
+# The largest time (s, 31 years) or rate (frames/s): a frame's number, their product, is then an integer.
+_LARGEST = 1e9
+_BOUNDED = (*TIMES, "fps")
 BETWEEN_BAD = "\x1f"  # parts several bad cells of a row
 _NUMBER = "number:"  # number:fps is the column of rows that holds the number parsed from the text in fps
 _PAIR = r"""^\s*[\[(]\s*['"]?([0-9:.]+)['"]?\s*,\s*['"]?([0-9:.]+)['"]?\s*[\])]\s*$"""
@@ -92,6 +95,8 @@ def _number(name: str, dtype: pl.DataType) -> tuple[pl.Expr, pl.Expr]:
     good = number.is_finite()
     if name in MEASURES or name in TIMES:
         good = good & (number >= 0)
+    if name in _BOUNDED:
+        good = good & (number <= _LARGEST)
     if dtype.is_integer():
         largest = 2**31 - 1 if dtype == pl.Int32() else 2**53
         good = good & (number == number.floor()) & (number <= largest)
@@ -133,6 +138,10 @@ def typed(rows: Rows) -> Typed:
             cells[name] = pl.lit(None, dtype=dtype)
         elif dtype == pl.String() or schema[name] != pl.String():
             cells[name] = pl.col(name).cast(dtype)
+            if name in _BOUNDED:  # worked out by the adapter, from numbers of any size
+                is_bad = (cells[name] > _LARGEST).fill_null(value=False)  # NaN is larger than any number
+                cells[name] = pl.when(~is_bad).then(cells[name])
+                flag(is_bad, name)
         else:
             text = pl.col(name)
             numbers[f"{_NUMBER}{name}"] = (

@@ -12,10 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.vidcurate.curation.ingest.metadata_tables import OPENVID, ingest, openvid_row, row_of, write_csv
+from tests.vidcurate.curation.ingest.metadata_tables import (
+    KOALA,
+    OPENVID,
+    ingest,
+    openvid_row,
+    row_of,
+    write_csv,
+)
 from vidcurate.curation.clip_table import schema, table
 from vidcurate.curation.clip_table.table import digest
 from vidcurate.curation.ingest import reconcile
+from vidcurate.curation.ingest.rows import MEASURES
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.errors import ColumnError, InputError, StorageError, VidcurateError
@@ -48,6 +56,32 @@ def test_a_cell_that_does_not_parse_is_named_and_one_that_says_nothing_is_not(tm
     fine = row_of(frame, "d")
     assert (fine["aesthetic_score"], fine["num_frames"], fine["ingest_problem"]) == (None, 24, None)
     assert row_of(frame, "row-6")["ingest_problem"] == "bad_value"
+
+
+@pytest.mark.parametrize("column", ["start_seconds", "end_seconds", "duration_seconds", "fps"])
+def test_a_time_or_rate_that_no_clip_has_is_a_bad_value(tmp_path: Path, column: str) -> None:
+    rows = [(f"{n}.mp4", "A ball", cell) for n, cell in enumerate(("1e9", "1e10", "1e308", "1e400"))]
+    table = write_csv(tmp_path / "t.csv", f"path,caption,{column}", rows)
+
+    summary, frame, report = ingest(tmp_path / "run", table, schema="table")
+
+    assert summary.problems == {"bad_value": 3}
+    assert frame[f"{column}_from_metadata" if column in MEASURES else column].to_list() == [1e9, *[None] * 3]
+    assert [one["value"] for one in report["bad_values"]["listed"]] == ["1e10", "1e308", "1e400"]
+    assert {one["column"] for one in report["bad_values"]["listed"]} == {column}
+
+
+def test_a_time_that_was_worked_out_is_a_bad_value_too(tmp_path: Path) -> None:
+    clock = f"['0:00:01', '{'9' * 300}:00:02']"
+    rows = [("v_0", "u", clock, "A ball", "1", "1", "1", "1")]
+    table = write_csv(tmp_path / "t.csv", KOALA, rows)
+
+    summary, frame, report = ingest(tmp_path / "run", table, files="sources")
+
+    assert summary.problems == {"bad_value": 1}
+    assert frame["end_seconds"].to_list() == [None]
+    named = {one["column"] for one in report["bad_values"]["listed"]}
+    assert named == {"end_seconds", "duration_seconds"}
 
 
 def test_ids_stay_text_and_unlike_ids_never_share_a_key(tmp_path: Path) -> None:
@@ -206,6 +240,7 @@ BIG = """
 import sys
 from pathlib import Path
 from tests.vidcurate.curation.ingest.metadata_tables import OPENVID
+from vidcurate.curation.ingest.rows import MEASURES
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
