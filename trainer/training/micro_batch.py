@@ -1,4 +1,4 @@
-"""Micro-batch of a training step: its gradient, chunk by chunk, and its clips' losses.
+"""Micro-batch of a training step: its gradient in chunks, its clips' losses.
 
 Everything random (noise, timestep, frame mask, dropped caption) is drawn for (seed, step, clip), so the
 result does not depend on which rank or process computes a clip.
