@@ -11,7 +11,7 @@ import polars as pl
 
 from vidcurate.curation.clip_table import schema, table
 from vidcurate.curation.clip_table.video_files import paths_to_read
-from vidcurate.errors import InputError, StageError
+from vidcurate.errors import InputError, StageError, TableError
 from vidcurate.storage import download
 
 
@@ -20,7 +20,7 @@ def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
 
     Without a split every clip is in fold train, level 0; without a filter every clip that passed ingest and
     probe counts as kept. A number that is not finite is null, as JSON has none. Raises StageError when no
-    clip is kept, InputError when an id occurs twice.
+    clip is kept, InputError when an id occurs twice, TableError for a key that is none.
     """
     lazy = table.scan(run, stage)
     names = lazy.collect_schema().names()
@@ -49,6 +49,12 @@ def read_clips(run: Path, stage: str) -> tuple[pl.DataFrame, int]:
         raise StageError(f"{where}: none of its {rows_in} clips is kept, so there is nothing to write.")
     if "sample_key" not in names:
         clips = clips.with_columns(sample_key=pl.Series(schema.sample_keys(clips["clip_id"])))
+    is_safe = clips["sample_key"].str.contains(schema.SAFE_KEY).fill_null(value=False)
+    if not is_safe.all():
+        raise TableError(
+            f"{where}: the sample key {clips['sample_key'].filter(~is_safe)[0]!r} is none that ingest "
+            "writes: the table was edited. Run `vidcurate ingest` again."
+        )
     for name in ("clip_id", "sample_key"):
         twice = clips.filter(pl.col(name).is_duplicated())[name]
         if len(twice):

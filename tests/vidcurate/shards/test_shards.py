@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from tests.shard_runs import SMALL, build, contents, make_run, rows, write_table
 from vidcurate.curation.clip_table import table
-from vidcurate.errors import InputError, MediaError, ShardError, StageError
+from vidcurate.errors import InputError, MediaError, ShardError, StageError, TableError
 from vidcurate.media import headers, packets
 from vidcurate.shards import index
 from vidcurate.shards import layout as shards_layout
@@ -321,3 +321,17 @@ def test_clips_that_were_never_probed_are_refused_and_written_only_when_asked_fo
     manifest = shards_manifest.read_manifest(tmp_path / "shards")
     assert manifest is not None
     assert manifest["integrity_levels"] == {"none": 8}
+
+
+@pytest.mark.parametrize("key", ["../../x", "/x", "..", "", "-x", "a\n", "a.b", "x" * 81, None])
+def test_a_forged_key_that_no_member_may_have_is_refused_with_its_table(
+    tmp_path: Path, key: str | None
+) -> None:
+    forged = rows(3)
+    forged[1]["sample_key"] = key
+    make_run(tmp_path, forged)
+
+    with pytest.raises(TableError, match=rf"^{tmp_path / 'run' / 'split.parquet'}: the sample key "):
+        build(tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "videos"]

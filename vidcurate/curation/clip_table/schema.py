@@ -318,6 +318,7 @@ def require(columns: Iterable[str], names: Iterable[str], where: str, hint: str 
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 MAX_KEY_BYTES = 80  # with an extension below the 99 bytes that every tar reader accepts
+SAFE_KEY = rf"^[A-Za-z0-9][A-Za-z0-9_-]{{0,{MAX_KEY_BYTES - 1}}}$"
 
 
 def sample_key(clip_id: str) -> str:
@@ -327,7 +328,7 @@ def sample_key(clip_id: str) -> str:
     follow, so that `12.1` and `12.10` differ. Dots split keys in webdataset (issues 237, 288) and datasets
     (PR 6888).
     """
-    if clip_id and len(clip_id) <= MAX_KEY_BYTES and clip_id[0] not in "_-" and not _UNSAFE.search(clip_id):
+    if re.fullmatch(SAFE_KEY, clip_id):
         return clip_id
     digest = hashlib.sha256(clip_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     stem = _UNSAFE.sub("_", clip_id).strip("_-")[: MAX_KEY_BYTES - 9]

@@ -14,7 +14,7 @@ import polars as pl
 
 from vidcurate.curation.clip_table import stage_json
 from vidcurate.curation.clip_table.reconciliation import Reconciliation
-from vidcurate.curation.clip_table.schema import MAX_KEY_BYTES, sample_key, sample_keys
+from vidcurate.curation.clip_table.schema import SAFE_KEY, sample_key, sample_keys
 from vidcurate.curation.ingest.files import Listing, match, near_names, relative
 from vidcurate.curation.ingest.rows import BETWEEN_BAD
 from vidcurate.errors import TableError
@@ -92,7 +92,7 @@ def _with_unique_ids(frame: pl.DataFrame) -> pl.DataFrame:
 
 def safe_keys(ids: pl.Series) -> pl.Series:
     """Return the sample key of each id; null for null. An id that is a safe key is its own."""
-    safe = ids.str.contains(rf"^[A-Za-z0-9][A-Za-z0-9_-]{{0,{MAX_KEY_BYTES - 1}}}$")
+    safe = ids.str.contains(SAFE_KEY)
     at = (~safe).arg_true()
     if not len(at):
         return ids

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests import shard_runs
 from tests.vidcurate.curation.export import clip_runs
 from tests.vidcurate.curation.export.exported import exported
+from vidcurate.curation.clip_table import table
 from vidcurate.curation.export import record
 from vidcurate.curation.export.clips import ExportSpec, plan
-from vidcurate.errors import InputError, StorageError
+from vidcurate.curation.export.stage import run_export
+from vidcurate.errors import InputError, StorageError, TableError
 
 _VALUES: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 1 << 31, 1 << 80, 0.5, 1e30, float("nan"),
@@ -84,3 +87,13 @@ def test_no_forgery_of_a_record_passes_that_does_harm(folder: Path) -> None:
     harmless = {*_HARMLESS, *(f"{key} {text!r}" for key, texts in _HARMLESS_TEXTS.items() for text in texts)}
     assert passed == harmless
     assert tried > 1000
+
+
+def test_a_key_of_a_forged_table_writes_nothing_outside_the_export(folder: Path, tmp_path: Path) -> None:
+    row = table.scan(folder / "run", "split").collect().row(0, named=True) | {"sample_key": "../../x"}
+    shard_runs.write_table(tmp_path / "run", [row])
+
+    with pytest.raises(TableError, match=r"split\.parquet: the sample key '\.\./\.\./x' is none that ingest"):
+        run_export(tmp_path / "run", tmp_path / "out/out", ["hf"], ExportSpec(), videos=folder / "videos")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
