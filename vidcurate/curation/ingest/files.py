@@ -135,8 +135,8 @@ def holds_captioned_images(root: Path) -> bool:
 def relative(paths: pl.Series, root: Path | None) -> pl.DataFrame:
     """Return `path` (relative to `root`, slashes only forward, no `.` and `..`) and `leaves` for each path.
 
-    An absolute path below the root becomes relative; outside it, and after too many `..`, `leaves` is true.
-    Without a root an absolute path stays as it is and leaves nothing. Links are not looked at here.
+    An absolute path below the root becomes relative; outside it, after too many `..`, and with a NUL byte,
+    `leaves` is true. Without a root an absolute path stays as it is and leaves nothing. Links are not looked at here.
     """
     roots = [] if root is None else sorted({posixpath.abspath(root), str(root.resolve())})
     path = pl.col("path")
@@ -145,8 +145,8 @@ def relative(paths: pl.Series, root: Path | None) -> pl.DataFrame:
     for prefix in roots:
         path = path.str.strip_prefix(prefix + "/")
     frame = pl.DataFrame({"path": paths}).select(path=path, leaves=pl.lit(False))
-    # Only the odd ones meet Python: absolute, or with an empty, `.` or `..` part.
-    odd = pl.col("path").str.contains(r"^/|(?:^|/)\.{0,2}(?:/|$)") & ~pl.col("path").str.contains(
+    # Only the odd ones meet Python: absolute, with an empty, `.` or `..` part, or with a NUL.
+    odd = pl.col("path").str.contains(r"^/|(?:^|/)\.{0,2}(?:/|$)|\x00") & ~pl.col("path").str.contains(
         "://", literal=True
     )
     odd_paths = frame.filter(odd)["path"].unique().to_list()
@@ -163,6 +163,8 @@ def relative(paths: pl.Series, root: Path | None) -> pl.DataFrame:
 
 
 def _normal(path: str, roots: list[str]) -> tuple[str, bool]:
+    if "\0" in path:
+        return path, True
     plain = posixpath.normpath(path)
     for root in roots:
         if plain.startswith(root + "/"):

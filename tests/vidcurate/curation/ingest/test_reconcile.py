@@ -1,10 +1,13 @@
 """Rows against files: each row by its name, and no file outside the folder is opened."""
 
+import json
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from tests.vidcurate.curation.ingest.metadata_tables import OPENVID, ingest, openvid_row, row_of, write_csv
+from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 
 
 def test_rows_and_files_are_reconciled_by_name(tmp_path: Path, videos: Path) -> None:
@@ -62,6 +65,23 @@ def test_a_file_that_another_row_names_is_never_taken_for_a_missing_one(tmp_path
     }
     assert summary.problems == {"missing_file": 1}
     assert [row["path"] for row in report["found_by_name"]["listed"]] == ["0003.mp4"]
+
+
+@pytest.mark.parametrize("has_videos", [False, True])
+def test_a_path_with_a_nul_byte_is_never_opened(tmp_path: Path, videos: Path, has_videos: bool) -> None:
+    table = tmp_path / "t.jsonl"
+    rows = [
+        {"clip_id": str(n), "video": path, "caption": "A ball"} for n, path in enumerate(("a.mp4", "a\0.mp4"))
+    ]
+    table.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    ingest(tmp_path / "run", table, schema="table", videos=videos if has_videos else None)
+    run_probe(tmp_path / "run", ProbeSpec(videos=videos))
+
+    found = pl.read_parquet(tmp_path / "run/ingest.parquet", columns=["clip_id", "ingest_problem"])
+    assert dict(found.iter_rows())["1"] == "path_outside_root"
+    probed = pl.read_parquet(tmp_path / "run/probe.parquet", columns=["clip_id", "probe_status"])
+    assert dict(probed.iter_rows())["1"] == "not_probed"
 
 
 def test_a_table_of_ones_own_says_where_its_files_lie_and_no_name_is_looked_for(tmp_path: Path) -> None:
