@@ -136,7 +136,8 @@ def relative(paths: pl.Series, root: Path | None) -> pl.DataFrame:
     """Return `path` (relative to `root`, slashes only forward, no `.` and `..`) and `leaves` for each path.
 
     An absolute path below the root becomes relative; outside it, after too many `..`, and with a NUL byte,
-    `leaves` is true. Without a root an absolute path stays as it is and leaves nothing. Links are not looked at here.
+    `leaves` is true. Without a root an absolute path stays as it is and leaves nothing. Links are not looked
+    at here.
     """
     roots = [] if root is None else sorted({posixpath.abspath(root), str(root.resolve())})
     path = pl.col("path")
