@@ -85,7 +85,7 @@ def open_source(spec: IngestSpec, scratch: Path) -> Source:
             if suffix in JSON_LINES:
                 return json_lines(path, text)
             return _csv(path, text, spec.separator or SEPARATORS[suffix])
-    except table.UNREADABLE as error:
+    except (*table.UNREADABLE, UnicodeDecodeError) as error:
         raise unreadable(path, error, spec.encoding) from error
     known = ", ".join((*SEPARATORS, *PARQUET, *JSON_LINES))
     raise InputError(

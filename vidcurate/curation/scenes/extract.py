@@ -18,7 +18,7 @@ import polars as pl
 from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require, sample_keys
 from vidcurate.curation.scenes.spec import ExtractSpec
-from vidcurate.errors import InputError, MediaError
+from vidcurate.errors import ColumnError, InputError, MediaError
 from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import remove_parts
@@ -32,6 +32,8 @@ from vidcurate.storage.checksum import file_state
 _CLIPS_AT_ONCE = 8
 _NEEDED = ("clip_id", "video_path", "start_seconds", "end_seconds")
 _KEPT = ("clip_id", "source_dataset", "source_id", "caption")
+_MOST_SECONDS = 1e9  # 31 years
+_MOST_LETTERS = 300  # of a reason
 _READ: dict[str, Callable[[Path], pl.DataFrame]] = {
     ".parquet": pl.read_parquet,
     ".csv": partial(pl.read_csv, schema_overrides={name: COLUMNS[name].dtype for name in (*_NEEDED, *_KEPT)}),
@@ -83,7 +85,33 @@ def _rows(source: Path) -> pl.DataFrame:
     try:
         return _READ[source.suffix](source)
     except table.UNREADABLE as error:
-        raise InputError(f"{source}: cannot be read as a table ({error}).") from error
+        raise InputError(f"{source}: cannot be read as a table ({str(error)[:_MOST_LETTERS]}).") from error
+
+
+def _typed(clips: pl.DataFrame, source: Path) -> pl.DataFrame:
+    """Return the rows with a video, in the table's types. Raises ColumnError, InputError."""
+    require(clips.columns, _NEEDED, str(source))
+    for name in dict.fromkeys((*_NEEDED, *_KEPT)):
+        if name in clips.columns:
+            try:
+                clips = clips.with_columns(pl.col(name).cast(COLUMNS[name].dtype))
+            except pl.exceptions.PolarsError as error:
+                raise ColumnError(
+                    f"{source}: {name} is {clips.schema[name]}, and {COLUMNS[name].dtype} is needed "
+                    f"({str(error)[:_MOST_LETTERS]})."
+                ) from error
+    clips = clips.filter(pl.col("video_path").is_not_null())
+    for name, is_wrong in (
+        ("clip_id", clips["clip_id"].fill_null("") == ""),
+        ("video_path", clips["video_path"].str.contains("\0", literal=True)),
+    ):
+        if is_wrong.any():
+            row = clips.row(int(is_wrong.arg_true()[0]), named=True)
+            raise InputError(
+                f"{source}: {name} is {row[name]!r} where video_path is {row['video_path']!r}; "
+                "every row needs an id and a file's name."
+            )
+    return clips
 
 
 def _tasks(clips: pl.DataFrame, videos: Path, out: Path) -> list[dict[str, Any]]:
@@ -107,8 +135,10 @@ def _tasks(clips: pl.DataFrame, videos: Path, out: Path) -> list[dict[str, Any]]
 def _cut(task: dict[str, Any], spec: ExtractSpec) -> dict[str, Any]:
     """Cut one clip, check it and write it; return its facts, or why it is missing."""
     source = Path(task["path"])
-    interval = task["start_seconds"], task["end_seconds"]
+    start, end = interval = task["start_seconds"], task["end_seconds"]
     try:
+        if not 0 <= (start or 0.0) < (_MOST_SECONDS if end is None else end) <= _MOST_SECONDS:
+            raise MediaError(f"{start} to {end} is no interval in seconds.", kind="cannot_cut")
         if spec.mode == "trim":
             cut = transcode.trim_video(source, *interval)
         else:
@@ -198,9 +228,7 @@ def run_extract(
     """
     if not videos.is_dir():
         raise InputError(f"{videos}: no such video folder. Set it with --videos FOLDER.")
-    clips = _rows(source)
-    require(clips.columns, _NEEDED, str(source))
-    clips = clips.filter(pl.col("video_path").is_not_null())
+    clips = _typed(_rows(source), source)
     tasks = _tasks(clips, videos, out)
     origin, target = _origin(clips, tasks, spec), out / "clips.parquet"
     with run_lock.alone(out):

@@ -159,6 +159,10 @@ def test_latin_1_is_read_when_asked_for_and_named_when_not(tmp_path: Path) -> No
         ingest(tmp_path / "run", path)
     _, frame, _ = ingest(tmp_path / "run", path, encoding="latin-1")
     assert frame["caption"].to_list() == ["fine", "café"]
+    lines = tmp_path / "t.jsonl"
+    lines.write_bytes(b'{"path": "a.mp4", "text": "fine"}\n{"path": "b.mp4", "text": "caf\xe9"}\n')
+    with pytest.raises(InputError, match=r"t\.jsonl: line 2 is not UTF-8 \(byte 0xe9\)"):
+        ingest(tmp_path / "run", lines)
     path.write_bytes("path,text\na.mp4,café\n".encode("utf-16"))
     with pytest.raises(InputError, match="begins like UTF-16"):
         ingest(tmp_path / "run", path)

@@ -202,6 +202,62 @@ def test_a_row_that_cannot_be_cut_stays_with_its_reason(home: Path, tmp_path: Pa
         run_extract(tmp_path / "thin.csv", EXTRACT, videos=home / "films", out=tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (1e308, None),
+        (0.0, 1e308),
+        (0.0, float("nan")),
+        (float("nan"), 1.0),
+        (float("inf"), None),
+        (-1.0, 1.0),
+        (1.0, 1.0),
+    ],
+)
+def test_an_interval_of_no_video_stays_with_its_reason(
+    home: Path, tmp_path: Path, start: float, end: float | None
+) -> None:
+    rows = [("good", "a.mp4", 0.0, 1.0), ("bad", "a.mp4", start, end)]
+    names = ["clip_id", "video_path", "start_seconds", "end_seconds"]
+    pl.DataFrame(rows, schema=names, orient="row").write_parquet(tmp_path / "scenes.parquet")
+
+    run_extract(tmp_path / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path / "out")
+
+    clips = pl.read_parquet(tmp_path / "out/clips.parquet")
+    assert clips["extract_status"].to_list() == ["ok", "cannot_cut"]
+    assert clips["extract_problem"][1] == f"a.mp4: {start} to {end} is no interval in seconds."
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("start_seconds", "x" * 5000, "start_seconds is String, and Float64 is needed"),
+        ("end_seconds", [1.0], "end_seconds is List"),
+        ("video_path", "a\0.mp4", r"video_path is 'a\\x00.mp4'"),
+        ("clip_id", None, "clip_id is None where video_path is 'a.mp4'"),
+        ("clip_id", [], "clip_id is List"),
+        ("caption", [["x"]], "caption is List"),
+    ],
+)
+def test_a_column_that_cannot_be_read_is_one_short_line(
+    home: Path, tmp_path: Path, name: str, value: object, said: str
+) -> None:
+    row = {
+        "clip_id": "a",
+        "video_path": "a.mp4",
+        "start_seconds": 0.0,
+        "end_seconds": 1.0,
+        "caption": "A dog",
+    }
+    pl.DataFrame([row | {name: value}]).write_parquet(tmp_path / "scenes.parquet")
+
+    with pytest.raises((ColumnError, InputError), match=f"scenes.parquet: {said}") as caught:
+        run_extract(tmp_path / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path / "out")
+
+    assert len(str(caught.value)) < 900
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_clips_go_the_pipeline_and_no_source_is_in_two_folds(home: Path, tmp_path: Path) -> None:
     run_extract(home / "scenes.parquet", EXTRACT, videos=home / "films", out=tmp_path)
     captioned = pl.read_parquet(tmp_path / "clips.parquet").with_columns(caption=pl.lit("a dog and a cat"))
