@@ -92,14 +92,17 @@ def _typed(clips: pl.DataFrame, source: Path) -> pl.DataFrame:
     """Return the rows with a video, in the table's types. Raises ColumnError, InputError."""
     require(clips.columns, _NEEDED, str(source))
     for name in dict.fromkeys((*_NEEDED, *_KEPT)):
-        if name in clips.columns:
-            try:
-                clips = clips.with_columns(pl.col(name).cast(COLUMNS[name].dtype))
-            except pl.exceptions.PolarsError as error:
-                raise ColumnError(
-                    f"{source}: {name} is {clips.schema[name]}, and {COLUMNS[name].dtype} is needed "
-                    f"({str(error)[:_MOST_LETTERS]})."
-                ) from error
+        if name not in clips.columns:
+            continue
+        found, wanted = clips.schema[name], COLUMNS[name].dtype
+        try:
+            if found.is_nested():  # polars would cast the fields of a struct
+                raise pl.exceptions.InvalidOperationError("a column of plain values is needed")
+            clips = clips.with_columns(pl.col(name).cast(wanted))
+        except pl.exceptions.PolarsError as error:
+            raise ColumnError(
+                f"{source}: {name} is {found}, and {wanted} is needed ({str(error)[:_MOST_LETTERS]})."
+            ) from error
     clips = clips.filter(pl.col("video_path").is_not_null())
     for name, is_wrong in (
         ("clip_id", clips["clip_id"].fill_null("") == ""),

@@ -233,6 +233,7 @@ def test_an_interval_of_no_video_stays_with_its_reason(
     [
         ("start_seconds", "x" * 5000, "start_seconds is String, and Float64 is needed"),
         ("end_seconds", [1.0], "end_seconds is List"),
+        ("end_seconds", {"a": 1}, "end_seconds is Struct"),
         ("video_path", "a\0.mp4", r"video_path is 'a\\x00.mp4'"),
         ("clip_id", None, "clip_id is None where video_path is 'a.mp4'"),
         ("clip_id", [], "clip_id is List"),
