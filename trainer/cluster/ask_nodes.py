@@ -215,10 +215,11 @@ def ask_nodes(
     way: Way,
     limit_seconds: float,
     on_progress: Callable[[Node, str], None] = lambda node, text: None,
+    has_form: Callable[[Document], bool] = lambda document: True,
 ) -> list[Answer]:
     """Send every node's agent the same request; no answer within `limit_seconds` is an error.
 
-    `on_progress` receives the lines a node sends before its answer.
+    `on_progress` receives the lines a node sends before its answer. An answer without `has_form` is an error.
     """
 
     def talk(line: Line) -> Document:
@@ -227,6 +228,8 @@ def ask_nodes(
         while True:
             document = line.receive(began + limit_seconds)
             if "progress" not in document:
+                if not has_form(document):
+                    raise NodeError("answered in another form; is its trainer of another version?")
                 return document
             on_progress(line.node, document["progress"])
 

@@ -12,7 +12,7 @@ from trainer.cli import exit_codes, help_text
 from trainer.cluster import dump, health, node_tables, status, stop
 from trainer.cluster.ask_nodes import Answer
 from trainer.cluster.nodes import Node, Way, read_nodes
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, printable
 
 EXAMPLE = """\
   python -m trainer cluster status local
@@ -25,6 +25,7 @@ exit codes: 0 every node answered and all is well; 1 a node did not answer or so
 """
 NODES = "a hostfile (HOST slots=8 a line), node1,node2, slurm (this job), slurm:JOBID, or local"
 GIB = 1 << 30
+MOST = 1e9  # of a number of seconds or GiB
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,11 +97,16 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     for name, value in vars(given).items():
-        if isinstance(value, float) and not 0.0 <= value < float("inf"):
-            raise InputError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more.")
+        if isinstance(value, float) and not 0.0 <= value <= MOST:
+            raise InputError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more, at most {MOST:g}.")
     nodes = read_nodes(given.nodes)
-    way = Way(ssh=tuple(shlex.split(given.ssh)), connect_seconds=given.connect_seconds)
+    try:
+        ssh = tuple(shlex.split(given.ssh))
+    except ValueError as error:
+        raise InputError(f"--ssh {given.ssh}: {error}.") from error
+    way = Way(ssh=ssh, connect_seconds=given.connect_seconds)
     answers, text, more, code = ACTS[given.command](nodes, way, given)
+    text = "\n".join(map(printable, text.split("\n")))  # nodes and files of a run say what they like
     print(json.dumps(node_tables.to_json(given.command, answers, **more)) if given.json else text)
     return code
 

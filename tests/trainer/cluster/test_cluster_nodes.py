@@ -88,6 +88,7 @@ def test_a_hostfile_a_list_and_this_machine_are_nodes(tmp_path: Path) -> None:
         ("a,,b", "'' is no host"),
         ("-oProxyCommand=x", "is no host"),
         ("a,a", "a is there twice"),
+        ("a,\x1b[31mb", "is no host"),
         ("no/such/file", "NODES no/such/file: there is no such hostfile"),
         ("nohosts.txt", "NODES nohosts.txt: there is no such hostfile; write a host a line into it, or"),
         ("node1,rack.hosts", "NODES rack.hosts: there is no such hostfile"),
@@ -267,9 +268,53 @@ def test_an_agent_and_what_it_runs_end_when_the_connection_goes(
     assert all_end([agent.document["agent"], int((tmp_path / "pid").read_text())])
 
 
-def test_flags_that_make_no_sense_are_refused(capsys: Capture) -> None:
-    assert main(["cluster", "status", "local", "--seconds", "-1"]) == 2
-    assert "--seconds -1: must be 0 or more" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["status", "local", "--seconds", "-1"], "--seconds -1: must be 0 or more"),
+        (["health", "local", "--min-disk-gib", "1e308"], "--min-disk-gib 1e+308: must be 0 or more, at most"),
+        (["health", "local", "--ssh", "ssh '"], "--ssh ssh ': No closing quotation."),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(words: list[str], said: str, capsys: Capture) -> None:
+    assert main(["cluster", *words]) == 2
+    assert f"error: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["a\0b", "\x1b[31ma", "a slots=" + "9" * 5000, "a slots=-1", "a b c"])
+def test_a_forged_line_of_a_hostfile_is_named(line: str, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "nodes.txt").write_text(f"b\n{line}\n")
+
+    assert main(["cluster", "health", str(tmp_path / "nodes.txt")]) == 2
+
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path / 'nodes.txt'}:2: ")
+    assert len(said) < 300
+
+
+WELL = {"concerns": [], "num_gpus": 0, "gpu_name": None, "driver": None, "not_read": []}
+CONCERN = {"gpu": None, "text": "\x1b[31mhot", "action": "warn", "advice": "wait"}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"concerns": None}, {"concerns": ["x"]}, {"num_gpus": "8"}, {"num_gpus": 10**400}, {"not_read": 1}],
+)
+def test_a_nodes_answer_in_another_form_is_that_nodes_error(
+    forged: dict[str, object], tmp_path: Path, capsys: Capture
+) -> None:
+    for name, document in {"good": WELL | {"concerns": [CONCERN]}, "odd": WELL | forged}.items():
+        (tmp_path / name).write_bytes(marked({"progress": "reached"}) + marked(document))
+    script = f'case "$*" in *" good "*) cat {tmp_path}/good ;; *) cat {tmp_path}/odd ;; esac'
+    put(tmp_path / "bin", "ssh", script)
+
+    words = ["--ssh", str(tmp_path / "bin/ssh"), "--connect-seconds", "30"]
+    assert main(["cluster", "health", "good,odd", *words]) == 77
+
+    said = capsys.readouterr().out
+    assert "odd  bad: no answer: answered in another form; is its trainer of another version?" in said
+    assert "warn: \\x1b[31mhot; wait" in said
+    assert said.endswith("1 of 2 nodes are bad: odd\n")
 
 
 def test_the_examples_of_the_help_are_understood_and_the_first_runs(capsys: Capture) -> None:

@@ -277,7 +277,7 @@ def test_a_node_with_fewer_gpus_than_the_others_or_its_slots_is_bad(
     monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], slots: int | None, bad: list[str]
 ) -> None:
     given = [answered(f"n{number}", count, slots) for number, count in enumerate(counts)]
-    monkeypatch.setattr(health, "ask_nodes", lambda *_: given)
+    monkeypatch.setattr(health, "ask_nodes", lambda *_, **__: given)
 
     answers = health.health([], Way(), [], 0, 1.0)
 
