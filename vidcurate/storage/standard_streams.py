@@ -2,6 +2,9 @@
 
 A daemon, cron or `>&-` may start a command with stdin, stdout or stderr closed. The next file that the
 process opens would get the free number, and what a child prints would land in that file.
+
+With `python -u` or PYTHONUNBUFFERED, `print` writes a text and its line break by themselves, and processes
+that share a stream (ranks, seeds side by side) break each other's lines. Here a line is one write.
 """
 
 import io
@@ -11,8 +14,9 @@ from contextlib import suppress
 
 
 def open_standard_streams() -> None:
-    """Open closed standard streams on /dev/null; print letters that the locale lacks as escapes.
+    """Open closed standard streams; print whole lines, and letters a locale lacks.
 
+    Closed streams read and write /dev/null. A letter that the locale lacks is printed as an escape.
     Call once, when a command starts.
     """
     for number in (0, 1, 2):
@@ -27,3 +31,5 @@ def open_standard_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             with suppress(OSError):  # a file that became a pipe since the stream was opened has no position
                 stream.reconfigure(errors="backslashreplace")
+                if stream.write_through:
+                    stream.reconfigure(line_buffering=True, write_through=False)

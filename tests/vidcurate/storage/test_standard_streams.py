@@ -29,6 +29,13 @@ from trainer.cli import commands
 given = argparse.Namespace(traceback=False)
 sys.exit(commands.run_long_command(lambda given: print("the answer") or 0, given, "later"))
 """
+LINES = """
+import sys
+from vidcurate.storage.standard_streams import open_standard_streams
+open_standard_streams()
+for _ in range(2000):
+    print("one whole line", file=getattr(sys, sys.argv[1]))
+"""
 
 
 def run(*words: object, streams: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -71,3 +78,18 @@ def test_an_answer_on_a_full_disk_is_one_line(act: tuple[str, ...], unbuffered: 
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 1
     assert "No space left on device" in ended.stderr
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_processes_without_buffers_break_no_line_of_each_other(name: str) -> None:
+    read, write = os.pipe()
+    both = [
+        subprocess.Popen([sys.executable, "-u", "-c", LINES, name], stdout=write, stderr=write)
+        for _ in range(2)
+    ]
+    os.close(write)
+    with open(read, encoding="utf-8") as pipe:
+        lines = pipe.read().splitlines()
+
+    assert [process.wait() for process in both] == [0, 0]
+    assert lines == ["one whole line"] * 4000

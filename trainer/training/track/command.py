@@ -147,7 +147,7 @@ def _run_together(given: argparse.Namespace, seeds: Sequence[int]) -> None:
 
     Ctrl-C goes to this process alone, which ends the others: one line for all.
     """
-    command = [sys.executable, *commands.SAFE_PATH, "-m", "trainer.training.track.command", str(given.recipe)]
+    command = [sys.executable, *commands.SAFE_PATH, "-m", "trainer", "track", str(given.recipe)]
     command += [word for value in given.settings for word in ("--set", value)]
     command += ["--no-graphs"] * given.no_graphs
     command += ["--parent", str(os.getpid())]
@@ -194,7 +194,3 @@ def _print(given: argparse.Namespace, done: Sequence[dict[str, Any]]) -> None:
     if compared is not None:
         times = "" if compared.times is None else f"{compared.times:.2f} times faster, p = {compared.p:.2g}; "
         print(times + ("enters the table" if compared.enters else f"does not enter: {compared.why_not}"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

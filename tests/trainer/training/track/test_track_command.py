@@ -104,11 +104,12 @@ def test_ctrl_c_of_seeds_together_is_one_line_and_ends_all(tmp_path: Path) -> No
     """A terminal sends Ctrl-C to the process group of the command."""
     both = [*words(tmp_path, "steps=100000"), "--seed", "2", "--seed", "4", "--together", "2"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "trainer.training.track.command", *both],
+        [sys.executable, "-m", "trainer", "track", *both],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},  # print would write a line break by itself
     )
     records = [record.record_path(tmp_path, "tiny", seed) for seed in (2, 4)]
     until = time.monotonic() + 300
