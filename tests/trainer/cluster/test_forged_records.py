@@ -123,7 +123,8 @@ def test_a_forged_heartbeat_of_a_live_rank_is_left_out(
 
     assert main(["cluster", "status", "local", "--run", str(ranks.run), "--seconds", "0.1", "--json"]) == 0
     (answer,) = json.loads(capsys.readouterr().out)["nodes"]
-    assert [line["step"] for line in answer["runs"]] == [None]
+    mine = [line for line in answer["runs"] if line["run"] == str(ranks.run)]  # others may train here
+    assert [line["step"] for line in mine] == [None]
     assert dump(ranks.run, tmp_path / "dump") == 0
 
 
