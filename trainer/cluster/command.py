@@ -25,7 +25,7 @@ exit codes: 0 every node answered and all is well; 1 a node did not answer or so
 """
 NODES = "a hostfile (HOST slots=8 a line), node1,node2, slurm (this job), slurm:JOBID, or local"
 GIB = 1 << 30
-MOST = 1e9  # of a number of seconds or GiB
+MOST_SECONDS_OR_GIB = 1e9
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,8 +97,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     for name, value in vars(given).items():
-        if isinstance(value, float) and not 0.0 <= value <= MOST:
-            raise InputError(f"--{name.replace('_', '-')} {value:g}: must be 0 or more, at most {MOST:g}.")
+        if isinstance(value, float) and not 0.0 <= value <= MOST_SECONDS_OR_GIB:
+            raise InputError(
+                f"--{name.replace('_', '-')} {value:g}: must be 0 or more, at most {MOST_SECONDS_OR_GIB:g}."
+            )
     nodes = read_nodes(given.nodes)
     try:
         ssh = tuple(shlex.split(given.ssh))

@@ -12,23 +12,16 @@ from typing import Any
 from trainer.cluster import node_tables
 from trainer.cluster.ask_nodes import Answer, ask_nodes
 from trainer.cluster.nodes import Node, Way
-from trainer.run_folder.line_forms import is_list_of, is_of, is_text, is_whole
+from trainer.run_folder.line_forms import is_list_of, is_none_or, is_of, is_text, is_whole
 from vidcurate.errors import counted
 
-
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or is_text(value)
-
-
-_CONCERN = {"gpu": lambda value: value is None or is_whole(value)} | dict.fromkeys(
-    ("text", "action", "advice"), is_text
-)
+_CONCERN = {"gpu": is_none_or(is_whole), "text": is_text, "action": is_text, "advice": is_text}
 _has_form = is_of(
     {
         "concerns": is_list_of(is_of(_CONCERN)),
         "num_gpus": is_whole,
-        "gpu_name": _is_text_or_none,
-        "driver": _is_text_or_none,
+        "gpu_name": is_none_or(is_text),
+        "driver": is_none_or(is_text),
         "not_read": is_list_of(is_text),
     }
 )
@@ -39,8 +32,11 @@ def health(
     nodes: Sequence[Node], way: Way, runs: Sequence[Path], min_disk_bytes: int, limit_seconds: float
 ) -> list[Answer]:
     """Ask the nodes; each document gets `verdict`: good, watch or bad."""
-    request: dict[str, Any] = {"action": "health", "runs": [str(run.absolute()) for run in runs]}
-    request["min_disk_bytes"] = min_disk_bytes
+    request: dict[str, Any] = {
+        "action": "health",
+        "runs": [str(run.absolute()) for run in runs],
+        "min_disk_bytes": min_disk_bytes,
+    }
     answers = ask_nodes(nodes, request, way, limit_seconds, has_form=_has_form)
     said = [answer for answer in answers if answer.document is not None]
     for answer in said:

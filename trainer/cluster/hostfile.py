@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer.health.timed_command import run_command
 from vidcurate.errors import InputError
 
-_MOST_DIGITS = 7  # of a number of ranks
+_MOST_DIGITS = 6  # of a number of ranks
 SSH_SECONDS = 10.0  # ssh's timeout to print its configuration
 
 
@@ -37,7 +37,7 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
         if not words:
             continue
         slots = words[1].removeprefix("slots=") if len(words) == 2 and words[1].startswith("slots=") else ""
-        is_count = len(words) == 1 or (slots.isdecimal() and len(slots) < _MOST_DIGITS)
+        is_count = len(words) == 1 or (slots.isdecimal() and len(slots) <= _MOST_DIGITS)
         if words[0].startswith("-") or not words[0].isprintable() or len(words) > 2 or not is_count:
             raise InputError(f"{path}:{number}: {line.strip()[:80]!r}; write a host, or a host and slots=8.")
         if words[0] in (host.name for host in hosts):

@@ -73,8 +73,7 @@ def read_nodes(text: str, environment: Mapping[str, str] = os.environ) -> tuple[
         return tuple(Node(name=host.name, slots=host.slots, through="ssh") for host in read_hosts(Path(text)))
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        is_word = name.isprintable() and not any(letter.isspace() for letter in name)
-        if not name or name.startswith("-") or not is_word:
+        if not name or name.startswith("-") or " " in name or not name.isprintable():
             raise InputError(
                 f"NODES {text!r}: {name!r} is no host; write a hostfile, node1,node2, slurm:JOBID or local."
             )

@@ -48,6 +48,11 @@ def is_seconds(value: Any) -> bool:
     return is_number(value, 0, MOST_SECONDS)
 
 
+def is_none_or(check: Check) -> Check:
+    """Return the check of None, or of a value that passes `check`."""
+    return lambda value: value is None or check(value)
+
+
 def is_list_of(check: Check, length: int | None = None) -> Check:
     """Return the check of a list, of `length` if given, each item of which passes `check`."""
     return lambda value: (

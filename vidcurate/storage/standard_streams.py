@@ -30,6 +30,8 @@ def open_standard_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with suppress(OSError):  # a file that became a pipe since the stream was opened has no position
-                stream.reconfigure(errors="backslashreplace")
-                if stream.write_through:
-                    stream.reconfigure(line_buffering=True, write_through=False)
+                stream.reconfigure(
+                    errors="backslashreplace",
+                    line_buffering=stream.line_buffering or stream.write_through,
+                    write_through=False,
+                )

@@ -95,14 +95,13 @@ def _typed(clips: pl.DataFrame, source: Path) -> pl.DataFrame:
         if name not in clips.columns:
             continue
         found, wanted = clips.schema[name], COLUMNS[name].dtype
+        refusal = f"{source}: {name} is {found}, and {wanted} is needed"
+        if found.is_nested():  # polars would cast the fields of a struct
+            raise ColumnError(f"{refusal}.")
         try:
-            if found.is_nested():  # polars would cast the fields of a struct
-                raise pl.exceptions.InvalidOperationError("a column of plain values is needed")
             clips = clips.with_columns(pl.col(name).cast(wanted))
         except pl.exceptions.PolarsError as error:
-            raise ColumnError(
-                f"{source}: {name} is {found}, and {wanted} is needed ({str(error)[:_MOST_LETTERS]})."
-            ) from error
+            raise ColumnError(f"{refusal} ({str(error)[:_MOST_LETTERS]}).") from error
     clips = clips.filter(pl.col("video_path").is_not_null())
     for name, is_wrong in (
         ("clip_id", clips["clip_id"].fill_null("") == ""),
