@@ -9,6 +9,7 @@ id. `published: true` selects the published draws (`buckets_opensora`).
 A light module: it runs on GPU machines before anything heavy is loaded.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +38,7 @@ from vidcurate.sampler.resolutions import AREAS, Sizes, published_sizes
 
 # An own size may differ so much from the ratio that names it; the published ones do by up to 3 %.
 MOST_KEY_ERROR = 0.15
+MOST_SIDE_PX = 1 << 16  # the longest side that AV1 has room for
 Chance = float | tuple[float, float]
 Table = dict[str, dict[str, tuple[Chance, int | Literal["auto"] | None]]]
 
@@ -84,6 +86,8 @@ class BucketSpec(Recipe):
             for key, (height, width) in table.items():
                 if height < 1 or width < 1 or _number(key, key) <= 0:
                     raise ValueError(f"{name}.{key} needs a ratio, a height and a width above 0")
+                if max(height, width) > MOST_SIDE_PX:
+                    raise ValueError(f"{name}.{key} needs sides of at most {MOST_SIDE_PX:,} px")
                 if abs(height / width / _number(key, key) - 1) > MOST_KEY_ERROR:
                     raise ValueError(
                         f"{name}.{key} is the ratio of [{height}, {width}], which is {height / width:.2f} "
@@ -124,9 +128,12 @@ class BucketSpec(Recipe):
 
 def _number(text: str, where: str) -> float:
     try:
-        return float(text)
-    except ValueError as error:
-        raise ValueError(f"sizes.{where} is no aspect ratio (height / width), such as 0.56") from error
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"sizes.{where} is no aspect ratio (height / width), such as 0.56")
+    return number
 
 
 def _resolutions_and_buckets(spec: BucketSpec) -> tuple[tuple[Resolution, ...], tuple[Bucket, ...]]:

@@ -72,7 +72,7 @@ class PlanSpec(Recipe):
     """file of clip ids that are not read: one a line, or a run's bad_clips.jsonl; null: none"""
     buckets: BucketSpec
     """the shapes, and the clips of a micro-batch in each"""
-    micro_batches_per_step: Count = 1
+    micro_batches_per_step: int = Field(default=1, ge=1, le=1 << 16)
     """micro-batches of one optimizer step, over all ranks together"""
     cells_by: Literal["level", "source"] = "level"
     """what the clips of a micro-batch share besides the bucket, and what weights and curriculum name"""

@@ -299,6 +299,8 @@ def test_the_golden_draws_of_the_default_mode_never_change() -> None:
             "gives one aspect ratio twice",
         ),
         ("{table: {9px: {8: [1.0, 2]}}, sizes: {9px: {1.0: [0, 9]}}}", "a height and a width above 0"),
+        ("{table: {9px: {8: [1.0, 2]}}, sizes: {9px: {nan: [9, 9]}}}", "sizes.9px.nan is no aspect ratio"),
+        ("{table: {9px: {8: [1.0, 2]}}, sizes: {9px: {1.0: [65537, 9]}}}", "at most 65,536 px"),
         ("{table: {144p: {8: [1.0, 2]}}, sizes: {144p: {1.0: [9, 9]}}}", "144p is a published resolution"),
         ("{table: {144p: {8: [1.0, 2]}}, frame_stride: 0}", "frame_stride"),
         ("{table: {144p: {8: [1.0, 2]}}, publish: true}", "Did you mean published?"),
@@ -309,6 +311,12 @@ def test_a_bad_table_is_refused_in_one_line(text: str, complaint: str) -> None:
         recipe.parse(text, BucketSpec)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_side_beyond_floating_point_is_refused() -> None:
+    sizes = {"9px": {"1.0": (10**400, 9)}}  # as a recipe in JSON may hold it; YAML's integers are shorter
+    with pytest.raises(ValueError, match="at most 65,536 px"):
+        BucketSpec.model_validate({"table": {"9px": {"8": (1.0, 2)}}, "sizes": sizes})
 
 
 def test_columns_of_different_length_are_refused() -> None:
