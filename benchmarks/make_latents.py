@@ -44,6 +44,7 @@ from vidcurate.sampler.buckets import all_buckets
 from vidcurate.shards.index import Index
 from vidcurate.shards.index_file import write_index
 
+CLIPS = 240  # so that each bucket of XL_2 has a micro-batch
 NUM_PATTERNS = 16
 NOISE = 0.3
 FPS = 24.0
@@ -235,7 +236,9 @@ def main() -> None:
         description="Write latent shards of made-up clips, and a recipe for them."
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="a folder that is not there yet")
-    parser.add_argument("--clips", type=int, default=240, help="of all buckets together (default: 240)")
+    parser.add_argument(
+        "--clips", type=int, default=CLIPS, help=f"of all buckets together (default: {CLIPS})"
+    )
     parser.add_argument("--recipe", type=Path, help="a training recipe, instead of XL/2 in mixed buckets")
     parser.add_argument("--seed", type=int, default=0, help="of what the clips show")
     parser.add_argument("--poison", metavar="A:B", help="data steps, from 1, whose clips are made too large")

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from alone import Alone, measure_alone, read_alone, write_alone
 from cost_table import write_cost_table
+from make_latents import CLIPS
 from rows import Row, as_table, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -94,11 +95,11 @@ class Ran:
     def save_costs(self, alone: Alone) -> float:
         """Return how many seconds longer than the steady ones the updates beside and after the save took."""
         after = self.lines[self.steady[-1]["step"] :]
-        predicted = [
+        ideal = [
             sum(predicted(alone, self.stage, line["step"] - 1, self.ranks) for line in lines)
             for lines in (self.steady, after)
         ]
-        return self.wall(after) - self.wall(self.steady) * predicted[1] / predicted[0]
+        return self.wall(after) - self.wall(self.steady) * ideal[1] / ideal[0]
 
     @property
     def stalls(self) -> list[float]:
@@ -213,7 +214,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("out", type=Path, metavar="OUT")
     arguments.add_argument("--recipe", type=Path, help="another recipe than XL/2 in mixed buckets")
-    arguments.add_argument("--clips", type=int, default=240)
+    arguments.add_argument("--clips", type=int, default=CLIPS)
     arguments.add_argument("--steps", type=int, default=300)
     arguments.add_argument("--warm-up", type=int, default=20, help="updates that do not count")
     arguments.add_argument(

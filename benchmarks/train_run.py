@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from make_latents import CLIPS
 from rows import Row, as_table, cpu, keep, row
 
 HERE = Path(__file__).resolve().parent
@@ -154,7 +155,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("out", type=Path, metavar="OUT")
     arguments.add_argument("--recipe", type=Path, help="another recipe than XL/2 in mixed buckets")
-    arguments.add_argument("--clips", type=int, default=120)
+    arguments.add_argument("--clips", type=int, default=CLIPS)
     arguments.add_argument("--ranks", type=int, default=1)
     arguments.add_argument("--then-ranks", type=int, default=1, help="ranks of the updates at the end")
     arguments.add_argument("--then-steps", type=int, default=5, help="how many of them")

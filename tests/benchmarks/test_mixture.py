@@ -41,6 +41,33 @@ def test_too_few_clips_for_a_bucket_are_reported_in_one_line(forks: Forks, tmp_p
     assert len(line.splitlines()) == 1
 
 
+def test_as_many_clips_as_are_made_unasked_fill_a_micro_batch_of_each_bucket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    made = importlib.import_module("make_latents")
+    table = made.XL_2["stages"][0]["data"]["buckets"]["table"]
+    sizes = [size for lengths in table.values() for _, size in lengths.values()]
+
+    assert made.CLIPS // len(sizes) >= max(sizes)
+
+
+def test_a_save_costs_what_the_updates_after_it_took_beyond_their_prediction(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    mixture = importlib.import_module("mixture")
+    # Updates 1 to 6, saved after 4. Those before the save take 2 s each as predicted, those after 2 s more.
+    ends_seconds = [2.0, 4.0, 6.0, 8.0, 12.0, 16.0]
+    lines = [{"step": step, "time": end} for step, end in enumerate(ends_seconds, 1)]
+    files = {"metrics.jsonl": lines, "events.jsonl": [{"event": "save", "step": 4}]}
+    monkeypatch.setattr(mixture.metrics, "read_metrics", lambda path: files[path.name])
+    monkeypatch.setattr(mixture, "predicted", lambda *_: 2.0)
+    ran = mixture.Ran(run=tmp_path, ranks=2, stage=None, warm_up=1, cache=tmp_path)
+
+    assert ran.save_costs(None) == 4.0
+
+
 def test_float8_lies_beside_the_models_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     named = importlib.import_module("mixture").named
