@@ -22,7 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from train_step import CONFIG, build, inputs
 
-from trainer.distributed import memory
+from trainer.distributed import environment, memory
 from trainer.distributed.activation_checkpointing import USED_SHARE, Recompute
 from trainer.distributed.memory import Plan
 from trainer.distributed.step_time import Work
@@ -48,6 +48,7 @@ def main() -> None:
     arguments.add_argument("--precision", choices=("bfloat16", "float8"), default="float8")
     arguments.add_argument("--keep", action="store_true", help="write benchmarks/results")
     given = arguments.parse_args()
+    environment.apply({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})  # as a recipe with fit has it
     if not torch.cuda.is_available():
         sys.exit("chunks measures micro-batches on a GPU and finds none; run it where torch sees CUDA.")
     hardware = torch.cuda.get_device_name()

@@ -40,6 +40,7 @@ from rows import Row, as_table, cpu, keep, row
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.data import stages as data_stages
 from trainer.data.stages import StageData
+from trainer.distributed import environment
 from trainer.recipe import recipe as recipes
 from trainer.report.balance import Balance, balance
 from trainer.run_folder import jsonl, metrics
@@ -244,6 +245,7 @@ def main() -> None:
         *given.settings,
     ]
     recipe = recipes.load(source, settings)
+    environment.apply(recipe.environment)  # the buckets are measured in this process
     (stage,) = data_stages.open_stages(recipe)
     of_buckets = given.out / f"{named('alone', recipe.precision)}.json"
     if not given.report:

@@ -188,7 +188,8 @@ class TrainRecipe(Recipe):
     """where the numbers are shown besides metrics.jsonl"""
     environment: dict[str, str] = Field(default_factory=dict)
     """variables of NCCL, torch and Gloo for every rank, of the set on docs/preflight.md; the user's own
-    environment goes before them"""
+    environment goes before them. With recompute_blocks: fit PYTORCH_ALLOC_CONF is expandable_segments:True,
+    if nothing else is said"""
     preflight: PreflightSpec = PreflightSpec()
     """what is checked before the first step, and when a node is bad; it changes no number of the run"""
     watch: WatchSpec = WatchSpec()
@@ -213,6 +214,10 @@ class TrainRecipe(Recipe):
             if names.count(name) > 1:
                 raise ValueError(f"two stages are called {name}; give each its own name")
         self._check_fewer_tokens_and_steps()
+        if self.parallel.recompute_blocks == "fit":  # a GPU filled to 92 % has no room for holes
+            without_holes = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+            if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(self.environment):
+                object.__setattr__(self, "environment", self.environment | without_holes)
         video, text = video_encoder(self.video_encoder), text_encoder(self.text_encoder)
         model = STDiT3Config(
             **{name: getattr(self.model, name) for name in ModelSpec.model_fields},

@@ -140,6 +140,5 @@ def memory_named(context: StepContext, batch: Batch) -> Iterator[None]:
         raise DeviceMemoryError(
             f"rank {context.world.rank}: the memory of {context.world.device} does not hold a micro-batch of "
             f"{bucket.name}, {clips} ({context.layout.recompute.plan}): {str(error).splitlines()[0]} Set "
-            "parallel.recompute_blocks=fit and environment.PYTORCH_ALLOC_CONF=expandable_segments:True, or "
-            "put fewer clips into a micro-batch of this bucket."
+            "parallel.recompute_blocks=fit, or put fewer clips into a micro-batch of this bucket."
         ) from error

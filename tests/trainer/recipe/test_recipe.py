@@ -43,6 +43,19 @@ def test_a_preset_names_a_published_model() -> None:
     assert changed.model.depth == recipes.PRESETS["XL/2"].depth
 
 
+def test_plans_that_fill_the_gpu_ask_for_memory_without_holes_unless_told_otherwise() -> None:
+    fit, name = "parallel.recompute_blocks=fit", "PYTORCH_ALLOC_CONF"
+
+    assert with_settings(fit).environment == {name: "expandable_segments:True"}
+    assert with_settings(fit, "environment.NCCL_DEBUG=WARN").environment.keys() == {"NCCL_DEBUG", name}
+    own = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}
+    assert with_settings(fit, f"environment={json.dumps(own)}").environment == own
+    assert with_settings("parallel.recompute_blocks=1").environment == {}
+    assert recipes.strict.parse(json.dumps(recipes.to_json(with_settings(fit))), TrainRecipe) == (
+        with_settings(fit)
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [

@@ -110,7 +110,8 @@ def test_a_micro_batch_that_the_gpu_does_not_hold_ends_the_run_with_its_bucket_a
     monkeypatch.setattr(rectified_flow, "training_losses", short)
     recipe = smoke(shards, tmp_path / "run", *SHORT)
     with pytest.raises(
-        DeviceMemoryError, match=r"rank 0: .* 32px-8f-.*, 2 clips \(0 blocks .*Tried .*fit and environment"
+        DeviceMemoryError,
+        match=r"rank 0: .* 32px-8f-.*, 2 clips \(0 blocks .*Tried .*blocks=fit, or put fewer",
     ) as raised:
         train(recipe)
     (event,) = _events(recipe.output, "failed")
