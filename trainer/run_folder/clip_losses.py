@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer.run_folder import jsonl, line_forms, metrics
 from vidcurate.errors import StorageError
+from vidcurate.storage import regular_file
 
 CLIP_LOSSES = "clip_losses.jsonl"
 _STEP = re.compile(rb'\{"step": (\d+),')
@@ -52,7 +53,7 @@ def read(run: Path) -> Iterator[dict[str, Any]]:
     path = run / CLIP_LOSSES
     if not path.exists():
         return
-    with path.open("rb") as file:
+    with regular_file.opened(path) as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
@@ -87,7 +88,7 @@ def _raw_before(run: Path, steps: Sequence[int]) -> list[bytes | None]:
     path, newest = run / CLIP_LOSSES, None
     found: list[bytes | None] = []
     if path.exists():
-        with path.open("rb") as file:
+        with regular_file.opened(path) as file:
             for line in file:
                 known = _STEP.match(line)
                 if not line.endswith(b"\n") or known is None:

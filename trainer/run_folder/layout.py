@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vidcurate.errors import InputError, StorageError
+from vidcurate.storage import regular_file
 
 RECIPE = "recipe.json"
 MANIFEST = "manifest.json"
@@ -41,7 +42,7 @@ def read_recipe(run: Path) -> dict[str, Any]:
     """
     path = run / RECIPE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(regular_file.read_bytes(path))
         if not all(isinstance(one, dict) for one in (found, *found.get("stages", ()))):
             raise ValueError("it is no recipe")
     except FileNotFoundError:

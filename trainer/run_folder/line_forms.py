@@ -93,6 +93,8 @@ _is_balance = is_of(
 
 _METRICS: Form = {
     "stage": is_text,
+    "clips": is_whole,
+    "tokens": is_whole,
     "data_seconds": is_seconds,
     **dict.fromkeys(
         ("grad_norm", "weight_norm", "lr", "tokens_per_second", "mfu", "peak_gib", "tflops_per_device"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainer.run_folder import line_forms
 from trainer.run_folder.jsonl import EVENTS, append_line, record_event
 from vidcurate.errors import StorageError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 METRICS = "metrics.jsonl"
 VALIDATION = "validation.jsonl"
@@ -84,7 +84,12 @@ def set_aside_damaged_lines(run: Path) -> dict[str, list[int]]:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    data = path.read_bytes() if path.exists() else b""
+    try:
+        data = regular_file.read_bytes(path)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}).") from error
     return data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
 
 

@@ -5,12 +5,11 @@ may be (empty, cut, a folder, a link to elsewhere, a pipe) is a fault that each 
 """
 
 import os
-import stat
 from pathlib import Path
 
 from trainer.run_folder.layout import checkpoints
 from vidcurate.errors import CheckpointError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 LATEST = "LATEST"
 _MOST_BYTES = 4096
@@ -39,24 +38,14 @@ def read_latest(run: Path) -> tuple[Path | None, str]:
             return None, f"{run / LATEST}: is missing, but {there[-1].name} exists."
         return (there[0] if there else None), ""
     try:
-        name = _text(run / LATEST).strip()
+        with regular_file.opened(run / LATEST) as file:
+            name = file.read(_MOST_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
         return None, f"{run / LATEST}: cannot be read ({error.strerror or error})."
     if run / name in there:
         return run / name, ""
     shown = repr(name[:_SHOWN_LETTERS])
     return None, f"{run / LATEST}: names {shown}, which is not a complete checkpoint of this run."
-
-
-def _text(path: Path) -> str:
-    """Return the beginning of a file. Raises OSError, also for what is no file: a pipe would never end."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError("it is no file")
-        return os.read(handle, _MOST_BYTES).decode("utf-8", "replace")
-    finally:
-        os.close(handle)
 
 
 def latest(run: Path) -> Path | None:

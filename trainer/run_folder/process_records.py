@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.run_folder import process_table
 from vidcurate.errors import StateError, StorageError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 PROCESSES = "processes"
 _TEXTS = {"host", "boot_id", "user", "run"}  # the other facts are numbers
@@ -124,7 +124,7 @@ def read_records(run: Path) -> list[ProcessRecord]:
         if file.is_symlink():
             raise StateError(f"{file}: is a link, not a process record; remove it.")
         try:
-            found.append(from_json(json.loads(file.read_text(encoding="utf-8"))))
+            found.append(from_json(json.loads(regular_file.read_bytes(file))))
         except FileNotFoundError:  # the rank ended meanwhile
             continue
         except (OSError, ValueError, AttributeError, RecursionError, StateError) as error:

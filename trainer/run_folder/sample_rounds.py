@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder import line_forms
 from vidcurate.errors import StorageError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 if TYPE_CHECKING:  # the import is heavy, and the report reads rounds without
     from trainer.run_folder.sample_spec import SampleSpec
@@ -88,7 +88,7 @@ def read_listing(where: Path) -> dict[str, Any] | None:
     other rounds. Raises StorageError where the disk fails.
     """
     try:
-        found: dict[str, Any] = json.loads((where / LISTING).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(regular_file.read_bytes(where / LISTING))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
     except OSError as error:

@@ -8,6 +8,8 @@ library on first use: a process that reads only tables does not need the library
 import hashlib
 from pathlib import Path
 
+from vidcurate.storage import regular_file
+
 
 def crc32c(data: bytes, value: int = 0) -> int:
     """Return the CRC-32C of `data`, continued from `value`, that of the bytes before it."""
@@ -18,7 +20,7 @@ def crc32c(data: bytes, value: int = 0) -> int:
 
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file, as hex. Raises OSError."""
-    with path.open("rb") as file:
+    with regular_file.opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -26,7 +28,7 @@ def blake3_file(path: Path) -> str:
     """Return the BLAKE3 of a file as hex, on all cores. Raises OSError."""
     from blake3 import blake3  # not installed where only precomputed latents are trained
 
-    with path.open("rb"):  # its error names the file, blake3's does not
+    with regular_file.opened(path):  # its error names the file, blake3's does not
         return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -140,6 +141,27 @@ def test_what_reads_a_run_ends_in_a_page_or_in_one_line(
         ends[code] = ends.get(code, 0) + 1
     assert ends[0] > 20
     assert ends[1] > 20
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to itself"])
+def test_what_reads_a_run_waits_for_no_pipe_in_place_of_a_file(
+    made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    for number, name in enumerate((*FILES, "LATEST", "step-00000006/manifest.json")):
+        run = shutil.copytree(made / "run", tmp_path / str(number))
+        (run / name).unlink()
+        if kind == "pipe":
+            os.mkfifo(run / name)
+        elif kind == "folder":
+            (run / name).mkdir()
+        else:
+            (run / name).symlink_to(run / name)
+        for words in (["report"], ["gallery"], ["inspect"], ["clips", "--by-loss", "2"]):
+            code = main([words[0], str(run), *words[1:]])
+
+            said = capfd.readouterr().err
+            assert code in (0, 1, 2), said
+            assert said.count("error: ") == (code != 0), f"{name}, {words}: {said}"
 
 
 def test_a_training_continues_over_forged_lines_and_a_forged_round_of_samples(

@@ -20,7 +20,7 @@ from typing import Any
 
 from trainer.run_folder import line_forms
 from vidcurate.errors import StateError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 HEARTBEATS = "heartbeats"
 PAGE_BYTES = mmap.PAGESIZE
@@ -175,7 +175,7 @@ def read_heartbeat(run: Path) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for file in sorted((run / HEARTBEATS).glob("rank-*.json")):
         try:
-            rank, beat = int(file.stem.removeprefix("rank-")), json.loads(file.read_text(encoding="utf-8"))
+            rank, beat = int(file.stem.removeprefix("rank-")), json.loads(regular_file.read_bytes(file))
         except (OSError, ValueError, RecursionError):
             continue
         if line_forms.is_heartbeat(beat):

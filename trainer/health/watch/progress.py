@@ -14,7 +14,7 @@ from pathlib import Path
 from trainer.health.watch import heartbeat
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder import metrics
-from vidcurate.storage import lock
+from vidcurate.storage import lock, regular_file
 
 TAIL_BYTES = 1 << 18  # more than a line of metrics.jsonl
 OFTEN_SECONDS = 1.0  # at most, between two looks at the heartbeats, where nothing holds up who looks
@@ -33,7 +33,7 @@ def _last_step(path: Path) -> int:
     """
     if not path.exists():
         return 0
-    with path.open("rb") as file:
+    with regular_file.opened(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
         lines = file.read().rpartition(b"\n")[0].splitlines()
     for line in reversed(lines):

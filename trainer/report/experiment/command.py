@@ -115,6 +115,7 @@ def _run(given: argparse.Namespace) -> int:
 
     with commands.loading():
         from trainer.report.experiment import arms, page, results, run_arms
+        from trainer.run_folder.jsonl import to_json_value
 
     if given.jobs < 1 or given.limit_minutes <= 0:
         raise InputError(f"--jobs {given.jobs} --limit-minutes {given.limit_minutes:g}: both are above 0.")
@@ -150,7 +151,7 @@ def _run(given: argparse.Namespace) -> int:
     rows = results.rows(chains, tracks, spec.window_steps)
     page.write_page(spec, rows, tracks, out)
     if given.json:
-        print(json.dumps({"out": str(out), "arms": [asdict(row) for row in rows]}))
+        print(json.dumps(to_json_value({"out": str(out), "arms": [asdict(row) for row in rows]})))
     else:
         print(page.markdown(spec, rows), end="")
         print(f"\n{out / 'table.md'}, {out / 'table.json'}, {out / 'plot.svg'}")

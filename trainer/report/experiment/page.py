@@ -1,6 +1,7 @@
 """Experiment results as files: table.json, table.md and plot.svg."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from trainer.report import curves
 from trainer.report.curves import Curve, Mark
 from trainer.report.experiment.results import Pair, Row, Track, common_clips, over
 from trainer.report.experiment.spec import ExperimentSpec
+from trainer.run_folder.jsonl import to_json_value
 from vidcurate.storage import atomic_file
 
 WIDTH, HEIGHT = 860, 300
@@ -21,6 +23,8 @@ def _pair(pair: Pair | None, sign: str = "") -> str:
     if pair is None:
         return ""
     value, error = pair
+    if not math.isfinite(value):
+        return str(value)
     return f"{value:{sign}.4f}" + (f" ± {error:.4f}" if error is not None else "")
 
 
@@ -63,12 +67,12 @@ def _training(name: str, ink: int, tracks: Sequence[Track], window: int) -> Curv
         tracks[0].clips[min(at + window, len(tracks[0].clips)) - 1]
         for at in range(0, len(tracks[0].losses), window)
     ]
-    band = [(x, min(block), max(block)) for x, block in zip(ends, blocks, strict=True)]
+    shown = [(x, block) for x, block in zip(ends, blocks, strict=True) if all(map(math.isfinite, block))]
     return Curve(
         name=name,
         ink=ink,
-        points=[(x, float(np.mean(block))) for x, block in zip(ends, blocks, strict=True)],
-        band=band if len(tracks) > 1 else (),
+        points=[(x, float(np.mean(block))) for x, block in shown],
+        band=[(x, min(block), max(block)) for x, block in shown] if len(tracks) > 1 else (),
     )
 
 
@@ -79,7 +83,9 @@ def _validation(name: str, ink: int, tracks: Sequence[Track], ids: Mapping[int, 
         for at, losses in track.rounds:
             if set(ids[track.seed]) <= set(losses):
                 by_place.setdefault(at, []).append(over(losses, ids[track.seed]))
-    places = sorted(at for at, values in by_place.items() if len(values) == len(tracks))
+    places = sorted(
+        at for at, found in by_place.items() if len(found) == len(tracks) and all(map(math.isfinite, found))
+    )
     errors = [
         float(np.std(by_place[at], ddof=1)) / len(tracks) ** 0.5 if len(tracks) > 1 else None for at in places
     ]
@@ -87,6 +93,7 @@ def _validation(name: str, ink: int, tracks: Sequence[Track], ids: Mapping[int, 
     return Curve(name=name, ink=ink, points=points, errors=errors, has_dots=True)
 
 
+@np.errstate(invalid="ignore")
 def plot(spec: ExperimentSpec, tracks: Sequence[Track]) -> str:
     """Return the losses of all arms over the clips seen, marks and all, as an SVG file."""
     size = len(spec.seeds)
@@ -124,7 +131,7 @@ def plot(spec: ExperimentSpec, tracks: Sequence[Track]) -> str:
 def write_page(spec: ExperimentSpec, rows: Sequence[Row], tracks: Sequence[Track], out: Path) -> None:
     """Write the three files into `out`, each atomically. Raises StorageError."""
     table = {"experiment": spec.recipe.name, "question": spec.question, "seeds": spec.seeds}
-    text = json.dumps({**table, "arms": [asdict(row) for row in rows]}, indent=1) + "\n"
+    text = json.dumps(to_json_value({**table, "arms": [asdict(row) for row in rows]}), indent=1) + "\n"
     atomic_file.write_text(out / "table.json", text, is_flushed=False)
     atomic_file.write_text(out / "table.md", markdown(spec, rows), is_flushed=False)
     atomic_file.write_text(out / "plot.svg", plot(spec, tracks), is_flushed=False)

@@ -57,6 +57,11 @@ class Row:
     equals: tuple[str, ...]
 
 
+def _measured(value: float | str | None) -> float:
+    """Return a loss or a norm of a log, where nan and inf are text; nan for none."""
+    return math.nan if value is None else float(value)
+
+
 def track(chain: Chain) -> Track:
     """Return the losses of a finished chain. Raises StateError for missing updates."""
     clips: list[float] = []
@@ -68,11 +73,11 @@ def track(chain: Chain) -> Track:
     for part in chain.parts:
         lines = {line["step"]: line for line in metrics.read_metrics(part.folder / metrics.METRICS)}
         wanted = range(part.first + 1, part.last + 1)
-        missing = [step for step in wanted if step not in lines]
+        missing = [step for step in wanted if "clips" not in lines.get(step, ())]
         if missing:
             raise StateError(
                 f"{part.folder}: {len(missing)} of {len(wanted)} updates are not in {metrics.METRICS}, the "
-                f"first is {missing[0]}; Run the experiment again."
+                f"first is {missing[0]}. Remove this folder and run the experiment again: it trains it anew."
             )
         if part.begins != "start":
             marks.append((len(losses), seen, part.begins))
@@ -81,11 +86,12 @@ def track(chain: Chain) -> Track:
             seen += lines[step]["clips"]
             at[step] = seen
             clips.append(seen)
-            losses.append(float(lines[step]["loss"]))
-            grad_norms.append(float(lines[step]["grad_norm"]))
+            losses.append(_measured(lines[step]["loss"]))
+            grad_norms.append(_measured(lines[step].get("grad_norm")))
         for line in metrics.read_metrics(part.folder / metrics.VALIDATION):
             if line["step"] in at and (line["step"] > part.first or not rounds):
-                rounds.append((at[line["step"]], line["loss_by_clip"]))
+                of_clips = {clip_id: _measured(loss) for clip_id, loss in line["loss_by_clip"].items()}
+                rounds.append((at[line["step"]], of_clips))
     return Track(
         seed=chain.seed,
         clips=tuple(clips),
@@ -125,14 +131,16 @@ def common_clips(tracks: Sequence[Track]) -> dict[int, list[str]]:
 
 
 def over(losses: dict[str, float], ids: Sequence[str]) -> float:
-    """Return the mean loss over these clips."""
-    return math.fsum(losses[clip_id] for clip_id in ids) / len(ids)
+    """Return the mean loss over these clips; nan where one is not finite."""
+    found = [losses[clip_id] for clip_id in ids]
+    return math.fsum(found) / len(ids) if all(map(math.isfinite, found)) else math.nan
 
 
 def _peak(track: Track) -> float:
     """Return the largest gradient norm after the first tenth, divided by the median there."""
     rest = track.grad_norms[len(track.grad_norms) // 10 :]
-    return float(np.max(rest) / np.median(rest))
+    middle = float(np.median(rest))
+    return float(np.max(rest)) / middle if middle else math.nan
 
 
 def _row(
@@ -164,6 +172,7 @@ def _row(
     )
 
 
+@np.errstate(invalid="ignore")  # an arm that diverged has means of inf and nan
 def rows(chains: Sequence[Chain], tracks: Sequence[Track], window: int) -> tuple[Row, ...]:
     """Return a row per arm, in the order of the experiment; `tracks` belong to `chains`."""
     arms: dict[str, list[Track]] = {}
@@ -178,7 +187,10 @@ def rows(chains: Sequence[Chain], tracks: Sequence[Track], window: int) -> tuple
         same = [
             other.name
             for other in table
-            if all(a.losses == b.losses for a, b in zip(mine, arms[other.name], strict=True))
+            if all(
+                np.array_equal(a.losses, b.losses, equal_nan=True)
+                for a, b in zip(mine, arms[other.name], strict=True)
+            )
         ]
         chain = by_name[name]
         table.append(

@@ -38,7 +38,7 @@ from vidcurate.errors import (
     StorageError,
     VidcurateError,
 )
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 from vidcurate.storage.checksum import sha256_file
 
 FORMAT = 2
@@ -177,7 +177,7 @@ def find(path: Path) -> Path:
 
 def _json_file(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(regular_file.read_bytes(path))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}).") from error
     if not isinstance(value, dict):

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 
 from trainer.run_folder.checkpoint.pickle_scan import require_bounded
 from vidcurate.errors import CheckpointError
+from vidcurate.storage import regular_file
 
 METADATA = ".metadata"
 MOST_DIMENSIONS = 64  # of a tensor; torch's own limit
@@ -96,7 +97,7 @@ def read_metadata(folder: Path) -> Metadata:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise pickle.UnpicklingError(f"it has {path.stat().st_size:,} bytes")
-        data = path.read_bytes()
+        data = regular_file.read_bytes(path)
         require_bounded(data)
         unpickler = _Unpickler(io.BytesIO(data))
         try:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -246,8 +247,88 @@ def test_validation_is_compared_over_the_clips_that_all_have() -> None:
 
 def test_a_run_without_all_its_updates_is_refused(file: Path, tmp_path: Path) -> None:
     (chain, *_) = arms.chains(spec_of(file), tmp_path)
-    with pytest.raises(StateError, match=r"4 of 4 updates are not in metrics.jsonl, the first is 1"):
+    with pytest.raises(StateError, match=r"4 of 4 updates are not in metrics.jsonl, the first is 1\. Remove"):
         results.track(chain)
+
+
+def strict_json(text: str) -> Any:
+    """Parse JSON that any reader takes: NaN and Infinity are no numbers there."""
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
+
+
+METRICS_OF_STOPS = f"runs/stops/seed-1/{metrics.METRICS}"
+
+
+def edited(source: Path, out: Path, file: str, key: str, value: Any) -> Path:
+    """Copy a finished experiment with another `key` in each line of a file; None removes the key."""
+    shutil.copytree(source, out)
+    lines = [json.loads(line) for line in (out / file).read_text().splitlines()]
+    for line in lines:
+        new = value(line[key]) if callable(value) else value
+        line |= {key: new}
+        if new is None:
+            del line[key]
+    (out / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "column", "shown"),
+    [
+        (metrics.METRICS, "loss", "nan", "final_loss", "nan"),
+        (metrics.METRICS, "loss", "inf", "final_loss", "inf"),
+        (metrics.METRICS, "grad_norm", "nan", "grad_peak", "nan"),
+        (metrics.METRICS, "grad_norm", None, "grad_peak", "nan"),
+        (metrics.METRICS, "grad_norm", 0.0, "grad_peak", "nan"),
+        (
+            metrics.VALIDATION,
+            "loss_by_clip",
+            lambda losses: dict.fromkeys(losses, "-inf") | {next(iter(losses)): "inf"},
+            "validation",
+            "nan",
+        ),
+    ],
+)
+def test_an_arm_that_diverged_has_its_place_in_table_and_plot(
+    done: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    name: str, key: str, value: Any, column: str, shown: str,
+) -> None:  # fmt: skip
+    out = edited(done, tmp_path / "out", f"runs/stops/seed-1/{name}", key, value)
+
+    assert experiment_command.main([str(file), "--out", str(out), "--json"]) == 0
+
+    whole, stops, _ = strict_json((out / "table.json").read_text())["arms"]
+    assert stops[column] == [shown, None]
+    assert strict_json(capsys.readouterr().out)["arms"][1] == stops
+    assert whole == strict_json((done / "table.json").read_text())["arms"][0]
+    assert shown in (out / "table.md").read_text()
+    assert not re.search("nan|inf", re.sub("<title>.*?</title>", "", (out / "plot.svg").read_text()))
+
+
+@pytest.mark.parametrize("value", ["x", -4, 1e308, None, [1]])
+def test_forged_counts_of_clips_end_in_one_line(
+    done: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], value: Any
+) -> None:
+    out = edited(done, tmp_path / "out", METRICS_OF_STOPS, "clips", value)
+    (out / "table.md").unlink()
+
+    assert experiment_command.main([str(file), "--out", str(out)]) in (1, 2)
+
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "sed -i 1d" in said or "Remove this folder and run the experiment again" in said
+    assert not (out / "table.md").exists()
+
+
+def test_a_pipe_in_place_of_a_log_ends_in_one_line_and_is_not_waited_for(
+    done: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(done, tmp_path / "out")
+    (out / METRICS_OF_STOPS).unlink()
+    os.mkfifo(out / METRICS_OF_STOPS)
+
+    assert experiment_command.main([str(file), "--out", str(out)]) == 1
+
+    assert "cannot be read (it is no regular file)" in capsys.readouterr().err
 
 
 def test_a_plot_of_one_seed_has_no_band(file: Path) -> None:

@@ -1,0 +1,22 @@
+"""Regular file: open it for reading, without waiting for a pipe or a device of that name."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a regular file for reading bytes. Raises OSError, for a pipe, a device or a folder too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a regular file. Raises OSError."""
+    with opened(path) as handle:
+        return handle.read()
