@@ -1,13 +1,13 @@
 """Regular file: open it for reading, without waiting for a pipe or a device of that name."""
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> io.BufferedReader:
     """Open a regular file for reading bytes. Raises OSError, for a pipe, a device or a folder too."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

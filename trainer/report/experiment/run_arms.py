@@ -83,6 +83,10 @@ def _run(start: Start, name: str, limit_seconds: float, stop: threading.Event) -
                 _end(process)
         if stop.is_set():
             return
+    if process.returncode == exit_codes.WRONG_REQUEST and (
+        is_done(start) or not progress.is_free(start.folder, 0.0)
+    ):
+        return _run(start, name, limit_seconds, stop)  # another experiment began this start first
     if process.returncode != exit_codes.DONE or not is_done(start):
         lines = log.read_text("utf-8", "replace").splitlines()
         last = next((line for line in reversed(lines) if line.strip()), "it said nothing").rstrip(".")

@@ -23,7 +23,7 @@ from trainer.report.experiment import command as experiment_command
 from trainer.report.experiment.results import Track
 from trainer.report.experiment.spec import ExperimentSpec
 from trainer.run_folder import metrics
-from vidcurate.errors import RecipeError, StateError
+from vidcurate.errors import RecipeError, StateError, VidcurateError
 from vidcurate.recipe import recipe as strict
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -161,6 +161,34 @@ def test_a_finished_experiment_is_not_trained_again(done: Path, file: Path) -> N
     assert ended.returncode == 0, ended.stderr
     assert {path: path.stat().st_mtime_ns for path in (done / "runs").rglob("*.jsonl")} == before
     assert (done / "table.md").read_bytes() == table
+
+
+def test_a_start_that_another_experiment_began_first_is_waited_for(
+    done: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder was free when this experiment looked; the other's run is whole at the second look."""
+    (chain, *_) = arms.chains(spec_of(file), tmp_path)
+    (start,) = chain.starts
+    refused = "import sys; print('error: another process is training into this folder'); sys.exit(2)"
+    monkeypatch.setattr(run_arms, "words", lambda *_: [sys.executable, "-c", refused])
+    looks: list[float] = []
+
+    def is_free(folder: Path, seconds: float, *_: Any) -> bool:
+        looks.append(seconds)
+        if len(looks) == 3:  # the wait of the second try
+            shutil.copytree(done / "runs" / "whole" / "seed-1", folder, dirs_exist_ok=True)
+        return len(looks) != 2
+
+    monkeypatch.setattr(run_arms.progress, "is_free", is_free)
+    told: list[str] = []
+
+    run_arms.run([chain], jobs=1, limit_seconds=60.0, tell=told.append)
+
+    assert looks == [60.0, 0.0, 60.0]
+    assert told == [f"whole, seed 1: start 1 of 1 done in {told[0].split()[-2]} s"]
+    shutil.rmtree(start.folder)
+    with pytest.raises(VidcurateError, match=r"exit code 2: error: another process"):
+        run_arms.run([chain], jobs=1, limit_seconds=60.0, tell=told.append)
 
 
 def test_what_would_be_run_and_the_recipe_of_an_arm_are_printed(
