@@ -4,6 +4,7 @@ python benchmarks/run.py                # the table of benchmarks/results
 python benchmarks/run.py probe tables   # run these scripts first
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -15,7 +16,13 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    for name in sys.argv[1:]:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("names", nargs="*", metavar="NAME", help="a script to run first, without .py")
+    names = arguments.parse_args().names
+    for name in names:
+        if not (HERE / f"{name}.py").is_file():
+            arguments.error(f"{name}: no such script in {HERE}")
+    for name in names:
         print(f"-- {name}", flush=True)
         subprocess.run([sys.executable, str(HERE / f"{name}.py")], check=True)
     rows = [row for path in sorted(RESULTS.glob("*.json")) for row in json.loads(path.read_text())]

@@ -26,6 +26,7 @@ from vidcurate.shards.write_shard import (
     problem_of,
     write_json,
 )
+from vidcurate.storage import regular_file
 from vidcurate.storage.atomic_file import size_of
 
 _WAYS_ON = "Give --out another folder, or add --overwrite to replace what is there."
@@ -34,7 +35,7 @@ _WAYS_ON = "Give --out another folder, or add --overwrite to replace what is the
 def _read_json(path: Path) -> Any:
     """Return the parsed file; None when it is missing or incomplete."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(regular_file.read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from vidcurate.errors import ShardError
 from vidcurate.shards.index_file import AGAIN, INDEX_NAME
+from vidcurate.storage import regular_file
 from vidcurate.storage.checksum import blake3_file
 
 _MANIFEST = "manifest.json"
@@ -52,7 +53,7 @@ def check_digest(folder: Path) -> None:
     """Raise ShardError where the manifest beside the index names another file; pass where there is none."""
     path = folder / INDEX_NAME
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(regular_file.read_bytes(folder / _MANIFEST))
         wanted = manifest["index"]["blake3"]
     except FileNotFoundError:
         return

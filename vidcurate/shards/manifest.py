@@ -8,7 +8,7 @@ from typing import Any
 
 from vidcurate.errors import ShardError, StageError, StorageError
 from vidcurate.shards.layout import LAYOUT
-from vidcurate.storage import lock
+from vidcurate.storage import lock, regular_file
 
 MANIFEST_NAME = "manifest.json"
 # Formats that this version reads; format 2 had hashes as numbers, and no key of a clip without a value.
@@ -43,7 +43,7 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
     """
     path = out / MANIFEST_NAME
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads(regular_file.read_bytes(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -62,7 +62,8 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
             if (
                 type(value) not in (kind if isinstance(kind, tuple) else (kind,))
                 or (type(value) is int and not 0 <= value < _MOST)
-                or (name == "name" and "/" in value)
+                or (name == "name" and ("/" in value or not value.isprintable()))
+                or (type(value) is str and value.encode("utf-8", "ignore").decode() != value)  # half a pair
             ):
                 raise ShardError(
                     f"{path}: {where}{name} is {json.dumps(value)[:60]}: the file was edited or cut. Copy it "

@@ -56,10 +56,12 @@ def _open_index(folder: Path, manifest: dict[str, Any] | None, problems: list[Pr
         add_problem(f"is not there. {COPY}")
         return None
     entry = manifest["index"] if manifest else None
-    if entry and (path.stat().st_size, blake3_file(path)) != (
-        entry["bytes"],
-        entry["blake3"],
-    ):
+    try:
+        is_another = entry and (path.stat().st_size, blake3_file(path)) != (entry["bytes"], entry["blake3"])
+    except OSError as error:
+        add_problem(f"cannot be read ({error.strerror})")
+        return None
+    if is_another:
         add_problem("is not the one that the manifest names: another size or BLAKE3")
     try:
         opened_index = index.read_index(folder, check_files=False)

@@ -14,7 +14,7 @@ from vidcurate.media.container import opened, reason_of
 from vidcurate.media.frame_map import parse
 from vidcurate.media.packets import frame_map_of
 from vidcurate.shards.tar_read import Member, members
-from vidcurate.storage import object_store
+from vidcurate.storage import object_store, regular_file
 from vidcurate.storage.checksum import crc32c
 from vidcurate.storage.file_window import FileBytes
 from vidcurate.storage.object_store import RangeFile, Stamp
@@ -175,7 +175,7 @@ def _against_index(data: FileBytes, task: Task, every: Sequence[Member], found: 
 def _bytes_of(task: Task) -> Iterator[FileBytes]:
     """Yield the bytes of a shard. Raises OSError, and for a URL ShardError and StorageError."""
     if not object_store.is_url(task.place):
-        with open(task.place, "rb") as file:
+        with regular_file.opened(task.place) as file:
             yield FileBytes(file, os.fstat(file.fileno()).st_size)
     elif task.stamp is None:
         raise FileNotFoundError(task.place)

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 
-def opened(path: Path) -> io.BufferedReader:
+def opened(path: Path | str) -> io.BufferedReader:
     """Open a regular file for reading bytes. Raises OSError, for a pipe, a device or a folder too."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

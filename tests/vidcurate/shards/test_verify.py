@@ -1,6 +1,7 @@
 """`verify` finds nothing wrong with what we write, and names every way in which a set can be wrong."""
 
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
@@ -211,6 +212,20 @@ def test_ids_that_occur_twice_in_the_index_are_named_with_their_shards(shards: P
     assert any(f"occurs 2 times, in {where}; it must be unique" in line for line in reported(shards))
 
 
+def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(shards: Path) -> None:
+    for name in (first_shard(shards).name, "index.parquet", "manifest.json"):
+        kept = (shards / name).read_bytes()
+        (shards / name).unlink()
+        os.mkfifo(shards / name)
+        try:
+            said = reported(shards, "bytes")
+        except StorageError as error:
+            said = [str(error)]
+        assert any(name in line and "it is no regular file" in line for line in said), said
+        (shards / name).unlink()
+        (shards / name).write_bytes(kept)
+
+
 def test_a_manifest_that_says_other_than_the_index_is_named(shards: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["content_fingerprint"] = "0" * 32
@@ -229,7 +244,7 @@ def test_a_manifest_that_says_other_than_the_index_is_named(shards: Path) -> Non
     assert any("manifest.json: cannot be read as JSON" in line for line in reported(shards, "index"))
     (shards / "manifest.json").unlink()
     (shards / "manifest.json").mkdir()
-    with pytest.raises(StorageError, match=r"manifest\.json: cannot be read \(Is a directory\)"):
+    with pytest.raises(StorageError, match=r"manifest\.json: cannot be read \(it is no regular file\)"):
         read_manifest(shards)
 
 
@@ -241,7 +256,7 @@ def test_a_forged_manifest_is_named_and_nothing_unforeseen(shards: Path) -> None
     places += [("shards", 0), *(("shards", 0, key) for key in json.loads(text)["shards"][0])]
     num_refused = 0
     for place in places:
-        for value in (None, -1, "../x", {}, [1], 10**400):
+        for value in (None, -1, "../x", {}, [1], 10**400, "\ud800", "a\0"):
             forged = json.loads(text)
             inside = forged
             for key in place[:-1]:

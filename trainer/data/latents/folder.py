@@ -25,6 +25,7 @@ from vidcurate.errors import InputError, MissingError, ShardError
 from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.index_file import INDEX_NAME
+from vidcurate.storage import regular_file
 
 FORMAT = "vidcurate-latents-1"
 MANIFEST_NAME = "manifest.json"
@@ -167,7 +168,7 @@ def numbers(table: Any, name: str) -> NDArray[Any]:
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """Return the folder's manifest, None without one. Raises ShardError for another file."""
     try:
-        manifest = json.loads((path / MANIFEST_NAME).read_text(encoding="utf-8"))
+        manifest = json.loads(regular_file.read_bytes(path / MANIFEST_NAME))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -1,21 +1,23 @@
-"""Upload shards to the Hugging Face hub, file by file; the same command resumes.
+"""Upload shards to the Hugging Face hub, some files a commit; the same command resumes.
 
 A file that the hub has with the same content is not sent again: its SHA-256 for files in LFS, else git's blob
-id. Each file is read and compared with the manifest before its turn. The manifest
-goes last: a set without one is unfinished. The token is the one of `hf auth login` or
-HF_TOKEN; vidcurate never reads it and takes it out of every message.
+id. Each file is read and compared with the manifest before its turn. The manifest goes last: a set without
+one is unfinished. The hub takes 128 commits an hour and advises fewer than 100 files in each (hub
+documentation, "Repository limitations and recommendations"; huggingface/datasets#6257). What an interrupted
+commit had sent to LFS is not sent again. The token is the one of `hf auth login` or HF_TOKEN; vidcurate never
+reads it and takes it out of every message.
 """
 
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from vidcurate.errors import InputError, ShardError, StorageError
+from vidcurate.errors import InputError, ShardError, StorageError, counted
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.shards.index_file import INDEX_NAME
 from vidcurate.shards.manifest import MANIFEST_NAME, read_manifest
@@ -27,6 +29,9 @@ _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]+")
 _TRIES = 6
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 1.0, 60.0
+_LONGEST_ASKED_SECONDS = 3600.0  # the hub counts commits by the hour
+_FILES_PER_COMMIT, _BYTES_PER_COMMIT = 50, 5 * 10**9
+_PATHS_PER_QUESTION = 250
 _MAY_PASS = {408, 409, 412, 425, 429, 500, 502, 503, 504}
 
 
@@ -37,8 +42,8 @@ class Hub(Protocol):
 
     def get_paths_info(self, repo_id: str, paths: list[str], *, repo_type: str) -> list[Any]: ...
 
-    def upload_file(
-        self, *, path_or_fileobj: str, path_in_repo: str, repo_id: str, repo_type: str, commit_message: str
+    def create_commit(
+        self, repo_id: str, operations: list[Any], *, repo_type: str, commit_message: str
     ) -> Any: ...
 
 
@@ -58,13 +63,15 @@ def push(
     *,
     hub: Hub,
     is_private: bool,
+    files_per_commit: int = _FILES_PER_COMMIT,
     progress: Progress = no_progress,
     sleep: Callable[[float], None] = time.sleep,
 ) -> PushSummary:
     """Upload the shards, index, README and manifest in `shards` to the dataset `repo` (USER/NAME).
 
-    Waits and tries again after a failure that may pass (429, 5xx, a lost connection). Raises InputError (the
-    name, no README, not allowed), ShardError (a damaged or unfinished set), StorageError (the hub).
+    Waits and tries again after a failure that may pass (429, 5xx, a lost connection), as long as the server
+    asks, an hour at most. Raises InputError (the name, no README, not allowed), ShardError (a damaged or
+    unfinished set), StorageError (the hub).
     """
     if not _REPO.fullmatch(repo):
         raise InputError(f"{repo!r}: a data set of the hub is USER/NAME.")
@@ -78,38 +85,51 @@ def push(
         lambda: hub.create_repo(repo, repo_type="dataset", private=is_private, exist_ok=True),
         f"{repo}: cannot be created",
     )
-    there = {
-        one.path: one
-        for one in call(
-            lambda: hub.get_paths_info(repo, names, repo_type="dataset"), f"{repo}: cannot be listed"
-        )
-    }
-    sizes = [path.stat().st_size for path in files]
+    there: dict[str, Any] = {}
+    for at in range(0, len(names), _PATHS_PER_QUESTION):
+        asked = names[at : at + _PATHS_PER_QUESTION]
+        listing = partial(hub.get_paths_info, repo, asked, repo_type="dataset")
+        there |= {one.path: one for one in call(listing, f"{repo}: cannot be listed")}
+    sizes = {path: path.stat().st_size for path in files}
     done, uploaded, uploaded_bytes = 0, 0, 0
-    progress(0, sum(sizes), "bytes")
-    for path, size in zip(files, sizes, strict=True):
-        if path.name in wanted and blake3_file(path) != wanted[path.name]:
-            raise ShardError(
-                f"{path}: is not the file that {MANIFEST_NAME} names: damaged, or the set was built again "
-                f"meanwhile. Run `vidcurate verify {shards}`."
+    progress(0, sum(sizes.values()), "bytes")
+    for together in _commits(files, sizes, files_per_commit):
+        for path in together:
+            if path.name in wanted and blake3_file(path) != wanted[path.name]:
+                raise ShardError(
+                    f"{path}: is not the file that {MANIFEST_NAME} names: damaged, or the set was built "
+                    f"again meanwhile. Run `vidcurate verify {shards}`."
+                )
+        new = [path for path in together if not _is_same(path, sizes[path], there.get(path.name))]
+        if new:
+            what = (
+                new[0].name if len(new) == 1 else f"{new[0].name} and {counted(len(new) - 1, 'other file')}"
             )
-        if not _is_same(path, size, there.get(path.name)):
-            call(partial(_upload, hub, repo, path), f"{path.name}: cannot be uploaded to {repo}")
-            uploaded += 1
-            uploaded_bytes += size
-        done += size
-        progress(done, sum(sizes), "bytes")
+            call(partial(_commit, hub, repo, new, f"Add {what}"), f"{what}: cannot be uploaded to {repo}")
+            uploaded += len(new)
+            uploaded_bytes += sum(sizes[path] for path in new)
+        done += sum(sizes[path] for path in together)
+        progress(done, sum(sizes.values()), "bytes")
     return PushSummary(repo=repo, num_files=len(files), num_uploaded=uploaded, uploaded_bytes=uploaded_bytes)
 
 
-def _upload(hub: Hub, repo: str, path: Path) -> None:
-    hub.upload_file(
-        path_or_fileobj=str(path),
-        path_in_repo=path.name,
-        repo_id=repo,
-        repo_type="dataset",
-        commit_message=f"Add {path.name}",
-    )
+def _commits(files: list[Path], sizes: dict[Path, int], most_files: int) -> Iterator[list[Path]]:
+    """Yield the files of each commit in their order: at most so many and 5 GB, or a single larger file."""
+    together: list[Path] = []
+    for path in files:
+        size = sum(sizes[one] for one in together) + sizes[path]
+        if together and (len(together) == most_files or size > _BYTES_PER_COMMIT):
+            yield together
+            together = []
+        together.append(path)
+    yield together
+
+
+def _commit(hub: Hub, repo: str, files: list[Path], message: str) -> None:
+    from huggingface_hub import CommitOperationAdd
+
+    added = [CommitOperationAdd(path_in_repo=path.name, path_or_fileobj=str(path)) for path in files]
+    hub.create_commit(repo, added, repo_type="dataset", commit_message=message)
 
 
 def _files(shards: Path) -> tuple[list[Path], dict[str, str]]:
@@ -127,8 +147,11 @@ def _files(shards: Path) -> tuple[list[Path], dict[str, str]]:
     manifest = read_manifest(shards)
     if manifest is None:
         raise ShardError(f"{shards}: no {MANIFEST_NAME}. Run `vidcurate build-shards` again.")
-    if not (shards / README).exists():
-        raise InputError(f"{shards / README}: no such file. Run `vidcurate card RUN` first.")
+    readme = shards / README
+    if readme.is_symlink():  # it may lead to a file that nobody meant to publish
+        raise InputError(f"{readme}: is a link; it is not followed. Put the file itself there.")
+    if not readme.is_file():
+        raise InputError(f"{readme}: no such file. Run `vidcurate card RUN` first.")
     wanted = {entry["name"]: entry["blake3"] for entry in (*manifest["shards"], manifest["index"])}
     tars = [shards / entry["name"] for entry in manifest["shards"]]
     files = [*tars, shards / INDEX_NAME, shards / README, shards / MANIFEST_NAME]
@@ -169,7 +192,7 @@ def _with_retries(function: Callable[[], Any], doing: str, sleep: Callable[[floa
                     f"{doing} ({reason}). The same command sends only what is missing."
                 ) from None
             asked = retry_after(response.headers.get("Retry-After")) if response is not None else None
-            sleep(wait if asked is None else min(_LONGEST_WAIT_SECONDS, asked))
+            sleep(wait if asked is None else min(_LONGEST_ASKED_SECONDS, asked))
             wait = min(_LONGEST_WAIT_SECONDS, 2 * wait)
     raise AssertionError("the last try returns or raises")
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from tests.shard_runs import build, make_run, rows
 from vidcurate.cli.main import app
+from vidcurate.curation.publish import upload
 from vidcurate.curation.publish.upload import push
 from vidcurate.errors import InputError, ShardError, StorageError
 
@@ -21,12 +23,15 @@ class FolderHub:
 
     def __init__(self, folder: Path, failures: list[OSError | None] | None = None) -> None:
         self.folder, self.failures, self.sent = folder, failures or [], list[str]()
+        self.commits: list[tuple[str, int]] = []
+        self.questions: list[int] = []
 
     def create_repo(self, repo_id: str, *, repo_type: str, private: bool, exist_ok: bool) -> None:
         assert (repo_type, exist_ok) == ("dataset", True)
         self.folder.mkdir(exist_ok=True)
 
     def get_paths_info(self, repo_id: str, paths: list[str], *, repo_type: str) -> list[Any]:
+        self.questions.append(len(paths))
         return [self._info(name) for name in paths if (self.folder / name).exists()]
 
     def _info(self, name: str) -> Any:
@@ -36,13 +41,15 @@ class FolderHub:
         blob = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
         return SimpleNamespace(path=name, size=len(data), lfs=lfs, blob_id=blob)
 
-    def upload_file(
-        self, *, path_or_fileobj: str, path_in_repo: str, repo_id: str, repo_type: str, commit_message: str
+    def create_commit(
+        self, repo_id: str, operations: list[Any], *, repo_type: str, commit_message: str
     ) -> None:
         if self.failures and (failure := self.failures.pop(0)) is not None:
             raise failure
-        shutil.copy(path_or_fileobj, self.folder / path_in_repo)
-        self.sent.append(path_in_repo)
+        for added in operations:
+            shutil.copy(added.path_or_fileobj, self.folder / added.path_in_repo)
+            self.sent.append(added.path_in_repo)
+        self.commits.append((commit_message, len(operations)))
 
 
 class HTTPFailure(OSError):
@@ -75,16 +82,49 @@ def test_all_files_arrive_and_the_manifest_last(shards: Path, tmp_path: Path) ->
 def test_a_killed_upload_sends_only_what_is_missing_or_other(shards: Path, tmp_path: Path) -> None:
     hub = FolderHub(tmp_path / "hub", [None, None, KeyboardInterrupt()])  # type: ignore[list-item]
     with pytest.raises(KeyboardInterrupt):
-        push(shards, "me/squares", hub=hub, is_private=False)
+        push(shards, "me/squares", hub=hub, is_private=False, files_per_commit=1)
     before = list(hub.sent)
     damaged = hub.folder / before[0]
     damaged.write_bytes(damaged.read_bytes()[::-1])
 
-    push(shards, "me/squares", hub=hub, is_private=False)
+    push(shards, "me/squares", hub=hub, is_private=False, files_per_commit=1)
 
     assert hub.sent[2] == before[0]
     assert before[1] not in hub.sent[2:]
     assert damaged.read_bytes() == (shards / before[0]).read_bytes()
+
+
+def test_a_commit_has_many_files_as_the_hub_takes_few_commits_an_hour(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = sorted(path.name for path in shards.iterdir())
+    tars = [name for name in names if name.endswith(".tar")]
+    hub = FolderHub(tmp_path / "hub")
+
+    push(shards, "me/squares", hub=hub, is_private=False)
+
+    assert hub.commits == [(f"Add {tars[0]} and {len(names) - 1} other files", len(names))]
+    assert hub.sent[-1] == "manifest.json"
+    for limit, value in (
+        ("_BYTES_PER_COMMIT", (shards / tars[0]).stat().st_size),
+        ("_PATHS_PER_QUESTION", 2),
+    ):
+        monkeypatch.setattr(upload, limit, value)
+    hub = FolderHub(tmp_path / "by size")
+    push(shards, "me/squares", hub=hub, is_private=False)
+    assert hub.commits[0] == (f"Add {tars[0]}", 1)
+    assert len(hub.commits) > 1
+    assert hub.questions == [2] * (len(names) // 2) + [1] * (len(names) % 2)
+    assert sorted(hub.sent) == names
+
+
+def test_an_hour_that_the_hub_asks_for_is_waited_and_no_more(shards: Path, tmp_path: Path) -> None:
+    waits: list[float] = []
+    hub = FolderHub(tmp_path / "hub", [HTTPFailure(429, "2500"), HTTPFailure(429, "1e9")])
+
+    push(shards, "me/squares", hub=hub, is_private=False, sleep=waits.append)
+
+    assert waits == [2500.0, 3600.0]
 
 
 def test_what_may_pass_is_tried_again_as_the_server_asks(shards: Path, tmp_path: Path) -> None:
@@ -92,7 +132,7 @@ def test_what_may_pass_is_tried_again_as_the_server_asks(shards: Path, tmp_path:
     failures: list[OSError | None] = [HTTPFailure(429, "7"), HTTPFailure(503), ConnectionError("reset")]
     hub = FolderHub(tmp_path / "hub", failures)
 
-    push(shards, "me/squares", hub=hub, is_private=False, sleep=waits.append)
+    push(shards, "me/squares", hub=hub, is_private=False, files_per_commit=1, sleep=waits.append)
 
     assert waits == [7.0, 2.0, 4.0]
     assert len(hub.sent) == len({*hub.sent}) == len(list(shards.iterdir()))
@@ -146,6 +186,14 @@ def test_what_is_no_whole_set_is_refused_before_anything_is_sent(shards: Path, t
     (cut / "README.md").unlink()
     with pytest.raises(InputError, match="vidcurate card"):
         push(cut, "me/squares", hub=hub, is_private=False)
+    (tmp_path / "token").write_text("hf_SeCrEt")
+    (cut / "README.md").symlink_to(tmp_path / "token")
+    with pytest.raises(InputError, match=r"README\.md: is a link; it is not followed"):
+        push(cut, "me/squares", hub=hub, is_private=False)
+    (cut / "README.md").unlink()
+    os.mkfifo(cut / "README.md")
+    with pytest.raises(InputError, match="vidcurate card"):
+        push(cut, "me/squares", hub=hub, is_private=False)
     assert not hub.folder.exists()
 
 
@@ -158,7 +206,7 @@ def test_a_flipped_bit_is_not_sent_and_the_set_stays_unfinished(shards: Path, tm
     tar.write_bytes(data)
 
     with pytest.raises(ShardError, match=f"{tar.name}: is not the file that manifest.json names"):
-        push(copy, "me/squares", hub=hub, is_private=False)
+        push(copy, "me/squares", hub=hub, is_private=False, files_per_commit=1)
     assert not {tar.name, "manifest.json"} & set(hub.sent)
 
 
@@ -172,7 +220,7 @@ def test_a_set_that_is_built_again_meanwhile_is_not_finished(shards: Path, tmp_p
             (copy / "manifest.json").write_text(text + "\n")
 
     with pytest.raises(ShardError, match=r"built again meanwhile"):
-        push(copy, "me/squares", hub=hub, is_private=False, progress=build_again)
+        push(copy, "me/squares", hub=hub, is_private=False, files_per_commit=1, progress=build_again)
     assert "manifest.json" not in hub.sent
 
 
@@ -188,7 +236,6 @@ def test_the_command_sends_through_the_hubs_own_client(
     assert '"num_uploaded": ' in answer.stdout
     # The fake is called as the client can be.
     client, words = huggingface_hub.hf_api.HfApi, {"repo_id": "me/squares", "repo_type": "dataset"}
-    sent = {"path_or_fileobj": "a", "path_in_repo": "a", "commit_message": "Add a"}
     inspect.signature(client.create_repo).bind(client, **words, private=True, exist_ok=True)
     inspect.signature(client.get_paths_info).bind(client, **words, paths=["a"])
-    inspect.signature(client.upload_file).bind(client, **words, **sent)
+    inspect.signature(client.create_commit).bind(client, **words, operations=[], commit_message="Add a")
