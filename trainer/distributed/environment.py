@@ -162,9 +162,14 @@ def _conf_files() -> dict[str, tuple[str, str]]:
 
 
 def apply(wanted: Mapping[str, str]) -> None:
-    """Set a recipe's `environment` variables that the user has not set, before NCCL and torch start."""
+    """Set a recipe's `environment` variables that the user has not set, before NCCL and torch start.
+
+    A variable that the user has set by its older name counts as set.
+    """
+    set_by_older_name = {RENAMED[name] for name in RENAMED.keys() & os.environ.keys()}
     for name, value in wanted.items():
-        os.environ.setdefault(name, value)
+        if name not in set_by_older_name:
+            os.environ.setdefault(name, value)
 
 
 def in_force(recipe: Mapping[str, str] | None = None) -> list[Variable]:

@@ -1,4 +1,4 @@
-"""Regular file: open it for reading, without waiting for a pipe or a device of that name."""
+"""Regular file: open for reading, and refuse pipes, devices and folders."""
 
 import errno
 import io

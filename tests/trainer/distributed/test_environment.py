@@ -53,6 +53,24 @@ def test_a_recipes_variables_are_in_force_unless_the_user_says_otherwise(tmp_pat
     assert "the recipe says mlx5" in found["NCCL_IB_HCA"]["warning"]
 
 
+def test_a_variable_that_the_user_set_by_its_older_name_is_not_set_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new, older = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+    monkeypatch.delenv(new, raising=False)
+    monkeypatch.setenv(older, "max_split_size_mb:512")
+    fit = recipes.load(TINY, ["parallel.recompute_blocks=fit"]).environment
+    assert fit == {new: "expandable_segments:True"}
+
+    environment.apply(fit)
+    assert new not in os.environ
+    monkeypatch.delenv(older)
+    monkeypatch.setenv(new, "")  # so that the test's end takes it away again
+    del os.environ[new]
+    environment.apply(fit)
+    assert os.environ[new] == "expandable_segments:True"
+
+
 def test_a_recipe_sets_only_the_documented_ones() -> None:
     with pytest.raises(RecipeError, match=r"NCCL_SOKET_IFNAME is none.*did you mean NCCL_SOCKET_IFNAME"):
         recipes.load(TINY, ["environment={NCCL_SOKET_IFNAME: eth0}"])

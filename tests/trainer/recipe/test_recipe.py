@@ -43,7 +43,7 @@ def test_a_preset_names_a_published_model() -> None:
     assert changed.model.depth == recipes.PRESETS["XL/2"].depth
 
 
-def test_plans_that_fill_the_gpu_ask_for_memory_without_holes_unless_told_otherwise() -> None:
+def test_plans_that_fill_the_gpu_ask_for_memory_without_holes_unless_it_says_otherwise() -> None:
     fit, name = "parallel.recompute_blocks=fit", "PYTORCH_ALLOC_CONF"
 
     assert with_settings(fit).environment == {name: "expandable_segments:True"}

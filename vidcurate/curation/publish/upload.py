@@ -1,4 +1,4 @@
-"""Upload shards to the Hugging Face hub, some files a commit; the same command resumes.
+"""Upload shards to the Hugging Face hub in commits; the same command resumes.
 
 A file that the hub has with the same content is not sent again: its SHA-256 for files in LFS, else git's blob
 id. Each file is read and compared with the manifest before its turn. The manifest goes last: a set without

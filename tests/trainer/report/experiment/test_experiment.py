@@ -180,15 +180,15 @@ def test_a_start_that_another_experiment_began_first_is_waited_for(
         return len(looks) != 2
 
     monkeypatch.setattr(run_arms.progress, "is_free", is_free)
-    told: list[str] = []
+    reported: list[str] = []
 
-    run_arms.run([chain], jobs=1, limit_seconds=60.0, tell=told.append)
+    run_arms.run([chain], jobs=1, limit_seconds=60.0, tell=reported.append)
 
     assert looks == [60.0, 0.0, 60.0]
-    assert told == [f"whole, seed 1: start 1 of 1 done in {told[0].split()[-2]} s"]
+    assert reported == [f"whole, seed 1: start 1 of 1 done in {reported[0].split()[-2]} s"]
     shutil.rmtree(start.folder)
     with pytest.raises(VidcurateError, match=r"exit code 2: error: another process"):
-        run_arms.run([chain], jobs=1, limit_seconds=60.0, tell=told.append)
+        run_arms.run([chain], jobs=1, limit_seconds=60.0, tell=reported.append)
 
 
 def test_what_would_be_run_and_the_recipe_of_an_arm_are_printed(
