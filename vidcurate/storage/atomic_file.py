@@ -120,10 +120,12 @@ def create(
 def append(path: Path, data: bytes) -> None:
     """Append `data` to a file in one write, so that lines of several processes do not mix; all or nothing.
 
-    Raises StorageError where the disk fails, and for a link, which may lead to any file.
+    Raises StorageError where the disk fails, for a pipe that nobody reads, and for a link, which may lead to
+    any file.
     """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        handle = os.open(path, flags, 0o644)
         try:
             before = os.fstat(handle).st_size
             if os.write(handle, data) < len(data):  # a full disk took a part

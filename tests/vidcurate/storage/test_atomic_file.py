@@ -160,6 +160,12 @@ def test_a_long_name_fits(tmp_path: Path) -> None:
     assert names(tmp_path) == [final.name]
 
 
+def test_a_line_for_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "events.jsonl")
+    with pytest.raises(StorageError, match=r"events\.jsonl: cannot be written"):
+        atomic_file.append(tmp_path / "events.jsonl", b"{}\n")
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"/file/a: cannot be written \(.+\)\.$") as found:
