@@ -2,8 +2,7 @@
 
     python benchmarks/integrity.py [--clips FOLDER]
 
-Recall: the corpus of `tests.fault_corpus` (damaged files of eight kinds in eight containers, clean ones
-beside
+Recall: the corpus of `tests.fault_corpus` (damaged files of eight kinds in eight containers, clean ones beside
 them), each file at every level and through the program ffmpeg, whose word is an exit code or a line at the
 level error. Cost: CPU seconds a file (user and system, the process of ffmpeg included) on 6 made clips (8 s,
 720p, 24 frames/s, a key frame every 2 s) or the clips given, the peers taking turns, the median of 5 rounds.
@@ -28,6 +27,7 @@ import av
 from probe import make_clips, readable
 from rows import keep, row
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.fault_corpus.cases import KINDS, write_corpus
 from vidcurate.curation.probe.examine import Task, examine
 from vidcurate.curation.probe.findings import LEVELS, REJECTING, disagreements, verdict
