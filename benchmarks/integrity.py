@@ -2,9 +2,9 @@
 
     python benchmarks/integrity.py [--clips FOLDER]
 
-Recall: the corpus of `tests.fault_corpus` (damaged files of eight kinds in eight containers, clean ones beside
-them), each file at every level and through the program ffmpeg, whose word is an exit code or a line at the
-level error. Cost: CPU seconds a file (user and system, the process of ffmpeg included) on 6 made clips (8 s,
+Recall: the corpus of `tests.fault_corpus` (damaged files of eight kinds in eight containers, clean ones too),
+each file at every level and through the program ffmpeg, whose word is an exit code or a line at the level
+error. Cost: CPU seconds a file (user and system, the process of ffmpeg included) on 6 made clips (8 s,
 720p, 24 frames/s, a key frame every 2 s) or the clips given, the peers taking turns, the median of 5 rounds.
 CPU time, because both sides keep every core of a machine busy when there are many files.
 
