@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.executor.worker_processes import Row
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 EngineName = Literal["local", "ray"]
 
@@ -108,7 +108,7 @@ def chunk_file(parts: Path, number: int) -> Path:
 def read_chunk(path: Path, length: int) -> list[Row] | None:
     """Return a chunk's rows; None when the file is absent, damaged or not of `length` rows."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(regular_file.read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
     return rows if isinstance(rows, list) and len(rows) == length else None

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from vidcurate.errors import MissingError, TableError
-from vidcurate.storage import atomic_file, lock
+from vidcurate.storage import atomic_file, lock, regular_file
 
 MOST_LINE_BYTES = 1 << 20
 _READ_BYTES = 1 << 24
@@ -171,13 +171,11 @@ def read(path: Path, parse: Parse[L], known: Known[L] | None = None) -> Known[L]
     """
     with atomic_file.storage_errors(path):
         try:
-            handle = os.open(path, os.O_RDONLY)
+            file = regular_file.opened(path)
         except FileNotFoundError:
             return Known()
-        try:
-            return _read_on(known or Known(), handle, path, parse)
-        finally:
-            os.close(handle)
+        with file:
+            return _read_on(known or Known(), file.fileno(), path, parse)
 
 
 def now_utc() -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vidcurate.errors import StorageError, VidcurateError
+from vidcurate.storage import regular_file
 
 _held: set[int] = set()  # handles of this process's locks
 
@@ -73,7 +74,7 @@ def _is_at(handle: int, path: Path) -> bool:
 def _holder(path: Path) -> str:
     """Return who holds the lock, as far as the lock file says."""
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json.loads(regular_file.read_bytes(path))
         return f"process {facts['pid']} on {facts['host']}"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"

@@ -20,3 +20,9 @@ def read_bytes(path: Path) -> bytes:
     """Return the bytes of a regular file. Raises OSError."""
     with opened(path) as handle:
         return handle.read()
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a regular file, its line ends as \\n. Raises OSError, UnicodeDecodeError."""
+    with io.TextIOWrapper(opened(path), encoding=encoding) as text:
+        return text.read()

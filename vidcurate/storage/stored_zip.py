@@ -9,6 +9,8 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
+from vidcurate.storage import regular_file
+
 _BEGIN = b"PK"
 ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError)
 """raised by zipfile: damage, an unknown version, a name marked as UTF-8 that is not UTF-8"""
@@ -66,5 +68,5 @@ def require_stored(file: BinaryIO | Slice, size: int) -> None:
 
 def require_stored_file(path: Path) -> None:
     """Check the file at `path` as `require_stored` does. Raises ValueError, OSError."""
-    with path.open("rb") as file:
+    with regular_file.opened(path) as file:
         require_stored(file, path.stat().st_size)

@@ -1,6 +1,7 @@
 """A damaged file of a run is named in one line, and is no fault of the program."""
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,50 @@ def test_a_damaged_json_file_is_named(
     (run / name).write_bytes(DAMAGES[damage])
 
     assert name in failed(capsys, READERS[name], run)
+
+
+PIPES = [
+    *READERS.items(),
+    *(
+        (f"{stage}.parquet", command)
+        for stage in ("ingest", "score", "filter")
+        for command in ("report", "what-if")
+    ),
+    ("score.parquet", "filter"),
+    ("ledger.parquet", "ledger"),
+    ("split.parquet", "inspect"),
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("name", "command"), PIPES)
+def test_a_pipe_in_place_of_a_file_is_named_and_nothing_waits_for_it(
+    run: Path, name: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+
+    assert name in failed(capsys, command, run)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["ingest.parquet", "reconcile.json", "captions.csv"])
+def test_ingest_waits_for_no_pipe(
+    run: Path, made: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = Path(shutil.copy(made.parent / "captions.csv", tmp_path))
+    path = metadata if name == metadata.name else run / name
+    path.unlink()
+    os.mkfifo(path)
+    if path == metadata:
+        assert f"{path}: is neither a regular file nor a folder" in failed(
+            capsys, "ingest", path, "--out", run
+        )
+        return
+    with pytest.raises(SystemExit, match="0"):
+        main(["ingest", str(metadata), "--out", str(run)])
+    assert path.is_file()  # written anew in place of the pipe
 
 
 @pytest.mark.parametrize("command", [["report"], ["inspect"], ["split-by-difficulty", "--set", "levels=3"]])

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from vidcurate.errors import StorageError, TableError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 COSTS = "costs.jsonl"
 # The file that each command writes last.
@@ -82,7 +82,7 @@ def read_costs(run: Path) -> list[dict[str, Any]]:
     TableError for a damaged file.
     """
     try:
-        lines = (run / COSTS).read_bytes().splitlines()
+        lines = regular_file.read_bytes(run / COSTS).splitlines()
     except FileNotFoundError:
         return []
     open_calls: dict[str, list[tuple[float, float]]] = {}

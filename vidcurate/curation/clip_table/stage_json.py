@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from vidcurate.errors import TableError, printable
+from vidcurate.storage import regular_file
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -21,7 +22,7 @@ def read(path: Path, shape: type[T]) -> T | None:
     Keys that the shape does not have are ignored. Raises TableError.
     """
     try:
-        return TypeAdapter(shape).validate_json(path.read_bytes(), strict=True)
+        return TypeAdapter(shape).validate_json(regular_file.read_bytes(path), strict=True)
     except FileNotFoundError:
         return None
     except ValidationError as error:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
+from vidcurate.storage import regular_file
 from vidcurate.storage.checksum import crc32c
 
 CHECKSUM = "crc32c"
@@ -42,7 +43,7 @@ def has_own_bytes(path: Path) -> bool | None:
 
 @lru_cache(maxsize=256)
 def _has_own(path: Path, *_: int) -> bool | None:
-    with path.open("rb") as file:
+    with regular_file.opened(path) as file:
         place = _place(file)
         if place is None:
             return None

@@ -15,7 +15,7 @@ from vidcurate.curation.export.clips import Plan, PlannedClip, Shape
 from vidcurate.curation.export.trainers.registry import TRAINERS
 from vidcurate.curation.export.write_clip import is_shape_of
 from vidcurate.errors import InputError, StorageError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 RECORD = "EXPORT.json"
 _VERSION = 1
@@ -49,7 +49,7 @@ def read_record(out: Path) -> dict[str, Any] | None:
     Raises InputError for a folder of anything else, and for a record that is damaged or cannot be read.
     """
     try:
-        found = json.loads((out / RECORD).read_text(encoding="utf-8"))
+        found = json.loads(regular_file.read_bytes(out / RECORD))
         if found["version"] != _VERSION or not isinstance(found["clips"], list):
             raise ValueError
     except FileNotFoundError:

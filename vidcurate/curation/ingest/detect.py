@@ -102,6 +102,8 @@ def is_table(path: Path) -> bool:
     """Return whether `path` is a table file. Raises InputError when it does not exist."""
     if not path.exists():
         raise InputError(f"{path}: no such metadata file or folder.")
+    if not path.is_file() and not path.is_dir():
+        raise InputError(f"{path}: is neither a regular file nor a folder; copy what it gives into a file.")
     return path.is_file() and path.suffix.lower() != ".tar"
 
 

@@ -18,7 +18,7 @@ from vidcurate.curation.clip_table.schema import SAFE_KEY, sample_key, sample_ke
 from vidcurate.curation.ingest.files import Listing, match, near_names, relative
 from vidcurate.curation.ingest.rows import BETWEEN_BAD
 from vidcurate.errors import TableError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 PROBLEMS = (
     "path_outside_root",
@@ -284,5 +284,5 @@ def read_report(path: Path) -> dict[str, Any] | None:
             return None
     except TableError:
         return None
-    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    report: dict[str, Any] = json.loads(regular_file.read_bytes(path))
     return report if {"problems", "own_columns", "captions"} <= report.keys() else None

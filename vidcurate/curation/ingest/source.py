@@ -22,6 +22,7 @@ from vidcurate.curation.clip_table import table
 from vidcurate.curation.ingest.rows import CELLS
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.errors import ColumnError, InputError, StorageError
+from vidcurate.storage import regular_file
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PARQUET = (".parquet", ".pq")
@@ -71,7 +72,7 @@ def open_source(spec: IngestSpec, scratch: Path) -> Source:
     path = spec.metadata
     suffix = path.suffix.lower()
     try:
-        with path.open("rb") as file:
+        with regular_file.opened(path) as file:
             head = file.read(4096)
     except OSError as error:
         raise InputError(f"{path}: the metadata cannot be read ({error.strerror}).") from error

@@ -14,7 +14,7 @@ from vidcurate.curation.clip_table.schema import require
 from vidcurate.curation.model_fit.fit_clip import Fit, fit_clip
 from vidcurate.curation.model_fit.models import Model, check_choice
 from vidcurate.shards import kept_clips
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 NAME = "fit.json"
 _MOST_LISTED = 12
@@ -154,7 +154,7 @@ def run_fit(run: Path, models: list[Model], *, size: str | None, frames: int | N
 def read_fit(run: Path) -> dict[str, Any] | None:
     """Return RUN/fit.json; None when it is not there, or was made from another table than the newest."""
     try:
-        found: dict[str, Any] = json.loads((run / NAME).read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(regular_file.read_bytes(run / NAME))
         where = table.stage_path(run, table.newest_stage(run))
         is_fresh = found["table_sha256"] == table.digest(where) and found["stage"] == where.stem
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

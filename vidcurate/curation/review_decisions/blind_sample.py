@@ -18,7 +18,7 @@ from vidcurate.curation.review_decisions.decision import Recorded
 from vidcurate.curation.review_decisions.interval import stratum_interval, weighted_interval
 from vidcurate.curation.review_decisions.outcome import merge_decisions
 from vidcurate.errors import InputError, MissingError, TableError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 KEPT = "kept"
 LEVEL = 0.95
@@ -92,7 +92,7 @@ def read_sample(run: Path, name: str) -> BlindSample:
     """Return a sample. Raises MissingError, TableError for a damaged file, InputError for a name."""
     path = path_of(run, name)
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(regular_file.read_bytes(path))
         sample = BlindSample(**fields)
         assert sample.name == name, "the name is that of another sample"
         assert all(stratum in sample.populations for stratum in sample.strata.values()), "an unknown stratum"

@@ -224,3 +224,13 @@ def test_a_reader_that_keeps_what_it_read_sees_new_lines_undos_and_another_file(
     path.write_bytes(path.read_bytes().replace(b"ana", b"bob"))
     with pytest.raises(TableError, match="line 1 was not written"):
         reader.read()
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_the_journal_is_one_error_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / REVIEWS)
+
+    with pytest.raises(StorageError, match=f"{tmp_path / REVIEWS}: .*it is no regular file"):
+        read_decisions(tmp_path)
+    with pytest.raises(StorageError, match=str(tmp_path / REVIEWS)):
+        append_decision(tmp_path, decision(1))

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vidcurate.errors import InputError
+from vidcurate.storage import regular_file
 
 Row = dict[str, Any]
 _KEPT_APART = ("windows", "clip_location", "span_uuid", "source_video", "motion_score")
@@ -30,7 +31,7 @@ def rows(folder: Path, files: list[Path]) -> Iterator[Row]:
     """Yield the rows of `files_of`. Raises InputError for a file that is not what its name says."""
     for path in files:
         try:
-            text = path.read_text(encoding="utf-8")
+            text = regular_file.read_text(path)
             if path.suffix == ".txt":
                 yield {"video": f"videos/{path.stem}.mp4", "caption": text.strip()}
             else:

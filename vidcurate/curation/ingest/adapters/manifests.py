@@ -16,6 +16,7 @@ from typing import Any
 from vidcurate.curation.ingest.adapters.table import ALIASES, CAPTION
 from vidcurate.curation.ingest.source import normal
 from vidcurate.errors import InputError
+from vidcurate.storage import regular_file
 
 Row = dict[str, Any]
 PROMPTS = ("prompts.txt", "prompt.txt", "captions.txt", "caption.txt")
@@ -28,7 +29,7 @@ _END_OF_CHUNK = "<|__dj__eoc|>"
 
 def _read(path: Path, encoding: str) -> str:
     try:
-        return path.read_text(encoding=encoding).removeprefix("\ufeff")
+        return regular_file.read_text(path, encoding).removeprefix("\ufeff")
     except UnicodeError as error:
         raise InputError(f"{path}: is not {encoding} ({error}). Set the right encoding.") from error
     except OSError as error:
