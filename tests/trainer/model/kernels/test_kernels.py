@@ -18,7 +18,7 @@ from trainer.distributed.spec import ParallelSpec
 from trainer.model import layers, rng
 from trainer.model.kernels import apply, flash_attention, tiles
 from trainer.model.kernels.temporal_attention import MAX_FRAMES, temporal_attention
-from trainer.model.kernels.tiles import pieces
+from trainer.model.kernels.tiles import NUMBERS, ROWS, pieces
 from trainer.model.stdit import STDiT3, STDiT3Config
 from vidcurate.errors import InputError
 
@@ -191,9 +191,21 @@ def test_queries_split_over_programs_give_the_gradients_of_one() -> None:
     _assert_near(list(split), list(wanted), ["dq", "dk", "dv"])
 
 
-def test_partial_sums_of_any_number_are_added_up() -> None:
-    for groups, count, width in ((1, 1, 3), (3, 7, 65), (2, 130, 64), (1, 1140, 70), (2, 2278, 144)):
-        parts = torch.randn(groups, count, width)
+@pytest.mark.parametrize(
+    ("tile", "sizes"),
+    [
+        ((ROWS, NUMBERS), ((1, 1, 3), (3, 7, 65), (2, 130, 64), (1, 1140, 70), (2, 2278, 144))),
+        ((2, 64), ((1, 1, 3), (3, 7, 65), (2, 40, 33))),
+    ],
+    ids=["tiles_of_a_gpu", "small_tiles"],
+)
+def test_partial_sums_of_any_number_are_added_up(
+    tile: tuple[int, int], sizes: tuple[tuple[int, int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "ROWS", tile[0])
+    monkeypatch.setattr(tiles, "NUMBERS", tile[1])
+    for size in sizes:
+        parts = torch.randn(size)
         torch.testing.assert_close(tiles.add_up(parts, torch.float32), parts.sum(1), atol=1e-4, rtol=1e-5)
 
 
