@@ -31,6 +31,14 @@ for turn in range(20):
         for n in range(40):
             add((f"{who}-{turn}-{n}.mp4", n, n), {"sha256": f"{who}{turn}{n}"})
 """
+FILTER = """
+import sys
+from vidcurate.cli.main import main
+from vidcurate.curation.filter import stage
+print("ready", flush=True)
+sys.stdin.readline()
+main(["filter", *sys.argv[1:]])
+"""
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -60,18 +68,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(*command: object) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    words, pipe = [sys.executable, *map(str, command)], subprocess.PIPE
+    return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_two_filters_at_once_leave_the_files_of_one_command(run: Path) -> None:
     refused = 0
     for turn in range(TRIES):
         asked = {200 + turn, 600 + turn}
-        both = [
-            started("-m", "vidcurate", "filter", run, "--set", f"min_height={n}", "--json") for n in asked
-        ]
+        both = [started("-c", FILTER, run, "--set", f"min_height={n}", "--json") for n in asked]
+        for child in both:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        for child in both:
+            assert child.stdin is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
         ended = [(child.communicate(timeout=300), child.returncode) for child in both]
 
         for (_, errors), code in ended:

@@ -19,7 +19,7 @@ from vidcurate.errors import StateError, StorageError
 from vidcurate.storage import atomic_file, regular_file
 
 PROCESSES = "processes"
-_TEXTS = {"host", "boot_id", "user", "run"}  # the other facts are numbers
+_TEXTS = {"host", "boot_id", "user", "run", "start_id"}  # the other facts are numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,8 @@ class ProcessRecord:
     run_device: int = 0
     """device and inode of the run folder as the rank's host sees it: a copied folder has different ones"""
     run_inode: int = 0
+    start_id: str = ""
+    """the same on all ranks of one start of the run, another on those of a restart"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"command": list(self.command)}
@@ -82,7 +84,13 @@ def record_path(run: Path, rank: int) -> Path:
 
 
 def record_of_this_process(
-    run: Path, *, rank: int, local_rank: int, world_size: int, stack_descriptor: int | None = None
+    run: Path,
+    *,
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    stack_descriptor: int | None = None,
+    start_id: str = "",
 ) -> ProcessRecord:
     """Return the record of the calling process."""
     pid = os.getpid()
@@ -101,6 +109,7 @@ def record_of_this_process(
         stack_descriptor=stack_descriptor,
         run_device=folder.st_dev if folder else 0,
         run_inode=folder.st_ino if folder else 0,
+        start_id=start_id,
     )
 
 
@@ -130,6 +139,11 @@ def read_records(run: Path) -> list[ProcessRecord]:
         except (OSError, ValueError, AttributeError, RecursionError, StateError) as error:
             raise StateError(f"{file}: is not a process record; remove it.") from error
     return found
+
+
+def of_start(run: Path, start_id: str) -> list[ProcessRecord]:
+    """Return the records of one start of a run, as `read_records` does."""
+    return [record for record in read_records(run) if record.start_id == start_id]
 
 
 def hold_record(run: Path, rank: int) -> int:

@@ -18,9 +18,9 @@ from pathlib import Path
 from vidcurate.storage import lock
 with lock.exclusive(Path(sys.argv[1])):
     if os.fork() == 0:
-        time.sleep(20)  # a worker that outlives its parent
+        print("held", flush=True)  # a worker that outlives its parent, once it runs
+        time.sleep(20)
         os._exit(0)
-    print("held", flush=True)
     time.sleep(600)
 """
 

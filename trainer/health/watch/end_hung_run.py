@@ -1,10 +1,11 @@
 """End a hung run: monitor processes dump stacks, name the odd rank, end all ranks.
 
 Collectives hang then, so the monitor processes meet over the run folder. The first to see the hang, or a lost
-rank, writes RUN/stacks/now.json, as the only one. Every monitor process dumps its own rank and the workers
-below it, twice. The first compares the stacks, names the odd rank, writes summary.json and the event `stall`.
-Only then each monitor process ends its own rank. Every wait here has a time-out, so a monitor process that is
-gone itself delays nobody. Stdlib only.
+rank, writes RUN/stacks/now-START.json, as the only one of its start: a monitor process may outlive its killed
+rank, and what it claims does not concern the ranks of a restart. Every monitor process dumps its own rank and
+the workers below it, twice. The first compares the stacks, names the odd rank, writes summary.json and the
+event `stall`. Only then each monitor process ends its own rank. Every wait here has a time-out, so a monitor
+process that is gone itself delays nobody. Stdlib only.
 """
 
 import json
@@ -22,9 +23,8 @@ from trainer.health.watch.stacks import Stack
 from trainer.run_folder import jsonl, process_records, process_table
 from trainer.run_folder.process_records import ProcessRecord
 from vidcurate.errors import StateError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
-NOW = "now.json"
 DUMP_SECONDS = 10.0
 ANSWER_SECONDS = 20.0
 """how long the first waits for the dumps of the others, after its own"""
@@ -55,28 +55,25 @@ def _write(path: Path, values: Any) -> None:
     atomic_file.put(path, json.dumps(values, ensure_ascii=False, indent=1) + "\n", is_flushed=False)
 
 
-def now_path(run: Path) -> Path:
-    return run / stacks.STACKS / NOW
+def _now_path(run: Path, start_id: str) -> Path:
+    return run / stacks.STACKS / f"now-{start_id}.json"
 
 
-def claimed(run: Path, since: float) -> Claim | None:
-    """Return the hang in progress, None without one; ignore files older than the file time `since`.
-
-    File times are compared with file times, as clocks of hosts differ and may be what is wrong.
-    """
-    path = now_path(run)
+def claimed(run: Path, start_id: str) -> Claim | None:
+    """Return the hang in progress of one start of the run, None without one."""
     try:
-        if path.stat().st_mtime < since:
-            return None
-        return Claim(**json.loads(path.read_text(encoding="utf-8")))
+        return Claim(**json.loads(regular_file.read_bytes(_now_path(run, start_id))))
     except (OSError, ValueError, TypeError):
         return None
 
 
 def claim(
-    run: Path, *, kind: str, step: int, phase: str, rank: int, host: str, seconds: float
+    run: Path, start_id: str, *, kind: str, step: int, phase: str, rank: int, host: str, seconds: float
 ) -> Claim | None:
-    """Say what was seen, as the first; None when another was. Raises OSError when the disk refuses."""
+    """Say what was seen, as the first of a start; None when another was.
+
+    Raises OSError when the disk refuses.
+    """
     folder = _new_folder(run / stacks.STACKS, f"{kind}-step-{step:08d}")
     mine = Claim(
         kind=kind,
@@ -89,7 +86,7 @@ def claim(
         writer=f"{process_table.host_name()}-{os.getpid()}",
         time=round(time.time(), 3),
     )
-    path = now_path(run)
+    path = _now_path(run, start_id)
     own = path.with_name(f".{path.name}-{mine.writer}")
     path.parent.mkdir(parents=True, exist_ok=True)
     own.write_text(json.dumps(asdict(mine)) + "\n", encoding="utf-8")
@@ -111,9 +108,10 @@ def _new_folder(under: Path, name: str) -> str:
 
 
 def forget(run: Path) -> None:
-    """Remove the record of the hang: at a new start, and when the ranks continue."""
+    """Remove the records of hangs: at a new start, and when the ranks continue."""
     with suppress(OSError):
-        now_path(run).unlink(missing_ok=True)
+        for path in (run / stacks.STACKS).glob("now-*.json"):
+            path.unlink(missing_ok=True)
 
 
 # ── taking part ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -163,12 +161,12 @@ def take_part(
 
     `apart_seconds` lie between the two dumps: what stands at the same line in both, hangs. Returns the ranks
     of this host without a monitor process (it had not started, or is gone), for the first to end: a rank
-    that holds the GIL cannot start one. Raises OSError when the disk refuses.
+    that holds the GIL cannot start one. Raises OSError when the disk refuses, StateError for damaged records.
     """
     folder = run / stacks.STACKS / now.folder
     # A rank that is gone does not come back, and those left may leave at once: there is no second look.
     apart = apart_seconds if now.kind == "stall" else 0.0
-    ranks = process_records.read_records(run)
+    ranks = process_records.of_start(run, record.start_id)
     _dump_twice(folder, record, see, apart)
     summary, until = folder / "summary.json", time.monotonic() + ANSWER_SECONDS
     if not is_first:

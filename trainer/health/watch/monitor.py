@@ -18,13 +18,14 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.cli import exit_codes
-from trainer.distributed.mesh import World
+from trainer.distributed.mesh import World, run_on_first_rank
 from trainer.health import timed_command
 from trainer.health.clock_steps import ADVICE, ClockStep, ClockWatch
 from trainer.health.watch import end_hung_run, flight_recorder, heartbeat
@@ -238,6 +239,7 @@ def watching(spec: WatchSpec, run: Path, world: World, stop: Stop) -> Iterator[W
         local_rank=int(local) if local.isdigit() else 0,
         world_size=world.size,
         stack_descriptor=file,
+        start_id=run_on_first_rank(lambda: uuid.uuid4().hex, world),
     )
     if world.is_first:
         end_hung_run.forget(run)
@@ -281,11 +283,11 @@ def _is_broken_collective(error: RuntimeError) -> bool:
 
 def _describe_lost_rank(run: Path, record: ProcessRecord, body: _RankThread, error: RuntimeError) -> str:
     """Return the text for a broken collective, after the monitor processes (or this rank) reported it."""
-    began, since = time.monotonic(), process_records.record_path(run, record.rank).stat().st_mtime
+    began = time.monotonic()
     seen = heartbeat.read_page(body.memory)
     first = str(error).strip().splitlines()[0][:200]
     while time.monotonic() < began + GONE_SECONDS:
-        now = end_hung_run.claimed(run, since)
+        now = end_hung_run.claimed(run, record.start_id)
         if now is not None and (run / "stacks" / now.folder / "summary.json").exists():
             return f"rank {now.rank} on {now.host} is gone, at step {seen.step + 1} ({first})"
         if now is None and time.monotonic() > began + GONE_SECONDS / 6:
@@ -293,13 +295,20 @@ def _describe_lost_rank(run: Path, record: ProcessRecord, body: _RankThread, err
         time.sleep(0.1)
     gone = [
         one
-        for one in process_records.read_records(run)
+        for one in process_records.of_start(run, record.start_id)
         if one.host == record.host and not process_records.is_alive(one)
     ]
     with suppress(OSError):
         rank, host = (gone[0].rank, gone[0].host) if gone else (record.rank, record.host)
         now = end_hung_run.claim(
-            run, kind="lost", step=seen.step, phase=seen.phase, rank=rank, host=host, seconds=seen.seconds
+            run,
+            record.start_id,
+            kind="lost",
+            step=seen.step,
+            phase=seen.phase,
+            rank=rank,
+            host=host,
+            seconds=seen.seconds,
         )
         if now is not None:
             facts = {"kind": "lost", "phase": seen.phase, "seconds": now.seconds, "said": first}

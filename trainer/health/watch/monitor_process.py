@@ -75,7 +75,6 @@ class RankMonitor:
         self.job, self.rank = job, job.record
         self.run = Path(job.record.run)
         self.page = mmap.mmap(job.page, heartbeat.PAGE_BYTES, prot=mmap.PROT_READ)
-        self.since = process_records.record_path(self.run, self.rank.rank).stat().st_mtime
         self.peers: dict[int, ProcessRecord] = {}
         self.handled: end_hung_run.Claim | None = None
         self.handled_at: tuple[int, str] | None = None  # step and phase of this rank then
@@ -119,7 +118,7 @@ class RankMonitor:
         seen = self.see()
         if not self.job.stalls:
             return False
-        now = end_hung_run.claimed(self.run, self.since)
+        now = end_hung_run.claimed(self.run, self.rank.start_id)
         if now is not None and now != self.handled:
             return self.handle(now, is_first=False)
         if self.handled_at is not None:
@@ -145,9 +144,8 @@ class RankMonitor:
         if seen.phase in ("start", "end") or self.rank.world_size == 1:
             return None
         if len(self.peers) < self.rank.world_size:
-            found = {one.rank: one for one in process_records.read_records(self.run)}
-            current = {rank: one for rank, one in found.items() if one.world_size == self.rank.world_size}
-            self.peers |= current
+            found = process_records.of_start(self.run, self.rank.start_id)
+            self.peers |= {one.rank: one for one in found}
         for one in self.peers.values():
             is_here = one.host == self.rank.host and one.boot_id == self.rank.boot_id
             if (
@@ -174,11 +172,12 @@ class RankMonitor:
     # ── reactions ───────────────────────────────────────────────────────────────────────────────────────────
 
     def claim(self, kind: str, whom: ProcessRecord, seen: RankState) -> bool:
-        why = "the record of an earlier start exists"
+        why = "the record that another rank wrote is damaged"
         try:
             for _ in range(2):  # a peer's record may be gone again when this process reads it
                 mine = end_hung_run.claim(
                     self.run,
+                    self.rank.start_id,
                     kind=kind,
                     step=seen.step,
                     phase=seen.phase,
@@ -186,7 +185,7 @@ class RankMonitor:
                     host=whom.host,
                     seconds=seen.seconds,
                 )
-                now = mine or end_hung_run.claimed(self.run, self.since)
+                now = mine or end_hung_run.claimed(self.run, self.rank.start_id)
                 if now is not None:
                     return self.handle(now, is_first=mine is not None)
         except OSError as error:
@@ -215,8 +214,8 @@ class RankMonitor:
                 policy=policy,
                 apart_seconds=self.job.apart_seconds,
             )
-        except OSError as error:
-            say(f"rank {self.rank.rank}: {now.kind} at step {now.step}; cannot write its stacks ({error})")
+        except (OSError, StateError) as error:
+            say(f"rank {self.rank.rank}: {now.kind} at step {now.step}; its stacks are not whole ({error})")
         if policy == "warn":
             return False
         for one in unmonitored:

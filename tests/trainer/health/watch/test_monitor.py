@@ -161,30 +161,43 @@ def test_a_signal_counts_before_what_a_policy_asks_for() -> None:
 # ── meeting over the run's folder ───────────────────────────────────────────────────────────────────────────
 
 
-def claim(run: Path, rank: int) -> end_hung_run.Claim | None:
-    return end_hung_run.claim(run, kind="stall", step=12, phase="data", rank=rank, host="n1", seconds=600.0)
+def claim(run: Path, rank: int, start_id: str = "first") -> end_hung_run.Claim | None:
+    return end_hung_run.claim(
+        run, start_id, kind="stall", step=12, phase="data", rank=rank, host="n1", seconds=600.0
+    )
 
 
 def test_one_claims_a_stall_and_the_others_join_it(tmp_path: Path) -> None:
     first = claim(tmp_path, 3)
     assert first is not None
     assert claim(tmp_path, 5) is None
-    assert end_hung_run.claimed(tmp_path, since=0.0) == first
+    assert end_hung_run.claimed(tmp_path, "first") == first
     assert first.folder == "stall-step-00000012"
     left = list((tmp_path / "stacks").iterdir())
-    assert [path.name for path in left] == [end_hung_run.NOW]
+    assert [path.name for path in left] == ["now-first.json"]
 
 
-def test_a_claim_of_an_earlier_start_counts_no_more(tmp_path: Path) -> None:
-    claim(tmp_path, 0)
-    (tmp_path / "stacks" / "stall-step-00000012").mkdir()
-    assert end_hung_run.claimed(tmp_path, since=time.time() + 60) is None
+def test_a_claim_of_an_earlier_start_counts_no_more_even_where_it_comes_late(tmp_path: Path) -> None:
+    """A killed rank's monitor process claimed it lost after the restart, and the restarted run was ended."""
+    late = claim(tmp_path, 0, "first")
+    assert late is not None
+    (tmp_path / "stacks" / late.folder).mkdir()
+    assert end_hung_run.claimed(tmp_path, "second") is None
+
+    mine = claim(tmp_path, 0, "second")  # the late one does not keep the second start from its own
+    assert mine is not None
+    assert mine.folder == "stall-step-00000012-2"  # the earlier stacks stay
+    assert end_hung_run.claimed(tmp_path, "second") == mine
 
     end_hung_run.forget(tmp_path)
+    assert not list((tmp_path / "stacks").glob("now*"))
 
-    again = claim(tmp_path, 0)
-    assert again is not None
-    assert again.folder == "stall-step-00000012-2"  # the earlier stacks stay
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_claim_is_no_claim(tmp_path: Path) -> None:
+    (tmp_path / "stacks").mkdir()
+    os.mkfifo(tmp_path / "stacks" / "now-first.json")
+    assert end_hung_run.claimed(tmp_path, "first") is None
 
 
 def test_ranks_of_a_host_that_is_silent_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

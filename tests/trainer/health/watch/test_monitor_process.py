@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import mmap
+import os
 import signal
 import subprocess
 import sys
@@ -155,3 +156,43 @@ def test_a_rank_of_this_host_without_a_monitor_is_ended_and_a_forged_record_ends
     assert process_records.is_alive(stranger.rank)
     (event,) = events(tmp_path, "stall")
     assert event["silent_ranks"] == [2]
+
+
+def test_a_monitor_that_outlives_its_killed_rank_ends_no_rank_of_the_restart(
+    watch: Callable[[int], Watch], tmp_path: Path
+) -> None:
+    """On a busy machine it woke after the restart had begun, and the restart was ended."""
+    late, _ = watch(0)
+    late.rank = dataclasses.replace(late.rank, start_id="killed")
+    os.kill(late.rank.pid, signal.SIGKILL)
+    (first, pulse), (second, _) = watch(0), watch(1)  # the restart, whose rank 1 has no monitor process yet
+    holder = "import sys, time; held = open(sys.argv[1]); print(1, flush=True); time.sleep(60)"
+    path = process_records.record_path(tmp_path, 1)
+    rank = subprocess.Popen([sys.executable, "-c", holder, str(path)], stdout=subprocess.PIPE)
+    assert rank.stdout is not None
+    rank.stdout.readline()
+    theirs = {"pid": rank.pid, "start_time": process_table.start_time(rank.pid) or 0}
+    path.write_text(json.dumps(second.rank.to_json() | theirs))  # the same file, which the rank holds open
+    pulse.step(0)  # its first step may take a minute
+
+    assert late.lost(late.rank)
+
+    assert not first.step()
+    assert process_records.is_alive(first.rank)
+    assert rank.poll() is None
+    rank.kill()
+    rank.communicate()
+
+
+def test_a_damaged_record_keeps_no_hung_rank_alive(watch: Callable[[int], Watch], tmp_path: Path) -> None:
+    hung, pulse = watch(0)
+    hung.job = dataclasses.replace(hung.job, on_stall="restart")
+    process_records.record_path(tmp_path, 1).write_text("")
+    stands(pulse, 5, "data")
+
+    assert hung.step()
+
+    until = time.monotonic() + 10
+    while process_records.is_alive(hung.rank):
+        assert time.monotonic() < until
+        time.sleep(0.01)
