@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vidcurate.errors import MissingError, ShardError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 from vidcurate.storage.checksum import sha256_file
 
 INDEX_NAME = "index.parquet"
@@ -195,7 +195,7 @@ _arrow = threading.Lock()  # both are settings of the whole process
 def _reading(path: Path) -> Iterator[None]:
     """Raise MissingError where there is no index, ShardError for all else that goes wrong."""
     try:
-        with _arrow_at_its_best():
+        with _arrow_at_its_best(), regular_file.opened(path):  # arrow would wait for a pipe
             yield
     except FileNotFoundError as error:
         raise MissingError(f"{path}: no such index. Run `vidcurate build-shards` first.") from error

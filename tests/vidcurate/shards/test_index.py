@@ -1,5 +1,6 @@
 """The index gives back what was written, reads any clip at its offset, and its fingerprints tell changes."""
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,20 @@ def test_no_index_and_a_damaged_one_are_reported_apart(folder: Path, tmp_path: P
         ShardError, match=r"format is 'unknown', this version reads 'vidcurate-index-2'\. Run"
     ):
         index.read_index(folder)
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_an_index_is_an_error_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / index_file.INDEX_NAME)
+    for read in (
+        lambda: index_file.read_columns(tmp_path, ["clip_id"]),
+        lambda: index_file.extra_columns(tmp_path),
+        lambda: index_file.caption_names(tmp_path),
+        lambda: index_file.RowGroups(tmp_path, ["clip_id"]),
+        lambda: index.read_index(tmp_path),
+    ):
+        with pytest.raises(ShardError, match="no regular file"):
+            read()
 
 
 def test_an_index_without_clips_opens(tmp_path: Path) -> None:
