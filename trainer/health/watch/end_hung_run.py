@@ -10,6 +10,7 @@ process that is gone itself delays nobody. Stdlib only.
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ DUMP_SECONDS = 10.0
 ANSWER_SECONDS = 20.0
 """how long the first waits for the dumps of the others, after its own"""
 LOOK_SECONDS = 0.1
+_FOLDER = re.compile(r"(?:stall|lost)-step-\d+(?:-\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +62,11 @@ def _now_path(run: Path, start_id: str) -> Path:
 
 
 def claimed(run: Path, start_id: str) -> Claim | None:
-    """Return the hang in progress of one start of the run, None without one."""
+    """Return the hang in progress of one start of the run, None without one and for a forged one."""
     try:
-        return Claim(**json.loads(regular_file.read_bytes(_now_path(run, start_id))))
-    except (OSError, ValueError, TypeError):
+        found = Claim(**json.loads(regular_file.read_bytes(_now_path(run, start_id))))
+        return found if _FOLDER.fullmatch(found.folder) else None  # stacks are written into it
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

@@ -193,6 +193,16 @@ def test_a_claim_of_an_earlier_start_counts_no_more_even_where_it_comes_late(tmp
     assert not list((tmp_path / "stacks").glob("now*"))
 
 
+@pytest.mark.parametrize("folder", ["/etc", "../../elsewhere", "..", "", 7, None, ["a"], "brackets"])
+def test_a_forged_claim_is_none_and_nothing_is_written_elsewhere(tmp_path: Path, folder: object) -> None:
+    mine = claim(tmp_path, 0)
+    assert mine is not None
+    text = json.dumps(dataclasses.asdict(mine) | {"folder": folder})
+    path = tmp_path / "stacks" / "now-first.json"
+    path.write_text("[" * 100_000 if folder == "brackets" else text)
+    assert end_hung_run.claimed(tmp_path, "first") is None
+
+
 @pytest.mark.timeout(60)
 def test_a_pipe_in_place_of_a_claim_is_no_claim(tmp_path: Path) -> None:
     (tmp_path / "stacks").mkdir()
