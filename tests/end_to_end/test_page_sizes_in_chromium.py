@@ -88,6 +88,9 @@ def training(home: Path) -> Path:
     train(smoke(home / "run" / "shards", home / "train", *more))
     digest = {"event": "comet", "step": 3, "time": 1.0, "fingerprint": "0f" * 32, "words": "x" * 200}
     jsonl.append_line(home / "train" / jsonl.EVENTS, digest)
+    slow = {"buckets": "2x32px-8f-0.50 2x32px-8f-1.00", "tokens_per_second": 7546.5, "usual": 41026.3}
+    rate = {"event": "throughput_drop", "step": 9, "time": 2.0, **slow, "share": 0.521, "advice": "wait"}
+    jsonl.append_line(home / "train" / jsonl.EVENTS, rate)
     run_report(home / "run", videos=home / "data" / "videos")
     assert report_command.main([str(home / "train")]) == 0
     gallery.write_gallery(home / "train")

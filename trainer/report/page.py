@@ -186,7 +186,7 @@ def _events(runs: Sequence[RunData], names: Sequence[str], beside: Path) -> str:
             ink = event_marks.ink(event)
             rows.append(
                 f'<tr id="{event_marks.target(number, count)}"><td class="n moment">{moment}</td><td class="n">{after}</td><td class="n">{event["step"]:,}</td>'
-                f'<th scope="row"><i class="key ink-{ink}"></i>{html.escape(str(event["event"]))}</th><td>{reported}</td></tr>'
+                f'<th scope="row"><i class="key ink-{ink}"></i>{html.escape(str(event["event"])).replace("_", "_<wbr>")}</th><td>{reported}</td></tr>'
             )
         more = len(run.shown_events) - event_marks.MOST_EVENTS
         title = f"<h3>{html.escape(name)}</h3>" if len(runs) > 1 else ""

@@ -187,7 +187,7 @@ def test_every_kind_of_event_is_on_the_page_the_unknown_and_the_hostile_too(tmp_
     page = (tmp_path / "report.html").read_text()
     for number, name in enumerate(EVENTS):
         assert f'id="event-0-{number}"' in page
-        assert f"</i>{name}</th>" in page
+        assert f"</i>{name.replace('_', '_<wbr>')}</th>" in page
     assert "<script" not in page
     assert "&lt;script&gt;" in page
 
@@ -281,7 +281,7 @@ def test_the_events_of_one_damaged_clip_are_one_flag_and_one_row(tmp_path: Path)
     assert report_command.main([str(tmp_path)]) == 0
 
     page = (tmp_path / "report.html").read_text()
-    assert page.count("</i>clip_substituted</th>") == 2
+    assert page.count("</i>clip_<wbr>substituted</th>") == 2
     assert "<dt>times</dt><dd>23</dd><dt>last_step</dt><dd>23</dd>" in page
     assert '24 × <a href="#event-0-1">clip_substituted</a>' in page
     assert len(set(re.findall(r'href="#(event-0-\d+)"', page))) == 3
