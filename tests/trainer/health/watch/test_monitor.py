@@ -194,7 +194,7 @@ def test_a_claim_of_an_earlier_start_counts_no_more_even_where_it_comes_late(tmp
 
 
 @pytest.mark.parametrize("folder", ["/etc", "../../elsewhere", "..", "", 7, None, ["a"], "brackets"])
-def test_a_forged_claim_is_none_and_nothing_is_written_elsewhere(tmp_path: Path, folder: object) -> None:
+def test_a_claim_whose_folder_is_not_one_of_stacks_is_none(tmp_path: Path, folder: object) -> None:
     mine = claim(tmp_path, 0)
     assert mine is not None
     text = json.dumps(dataclasses.asdict(mine) | {"folder": folder})

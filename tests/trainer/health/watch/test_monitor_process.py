@@ -18,6 +18,7 @@ from trainer.health.watch import end_hung_run, heartbeat, stacks
 from trainer.health.watch.heartbeat import Pulse
 from trainer.health.watch.monitor_process import Job, RankMonitor
 from trainer.run_folder import process_records, process_table
+from trainer.run_folder.process_records import ProcessRecord
 from vidcurate.executor.shared_memory import anonymous_file
 
 Watch = tuple[RankMonitor, Pulse]
@@ -59,6 +60,18 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     for child in children:
         child.kill()
         child.communicate()
+
+
+def unmonitored(run: Path, record: ProcessRecord) -> "subprocess.Popen[bytes]":
+    """Start a process that holds the record's file open, as a rank does, and write it into the record."""
+    holder = "import sys, time; held = open(sys.argv[1]); print(1, flush=True); time.sleep(60)"
+    path = process_records.record_path(run, record.rank)
+    rank = subprocess.Popen([sys.executable, "-c", holder, str(path)], stdout=subprocess.PIPE)
+    assert rank.stdout is not None
+    rank.stdout.readline()
+    theirs = {"pid": rank.pid, "start_time": process_table.start_time(rank.pid) or 0}
+    path.write_text(json.dumps(record.to_json() | theirs))  # the same file, which the rank holds open
+    return rank
 
 
 def stands(pulse: Pulse, step: int, phase: str) -> None:
@@ -134,20 +147,14 @@ def test_a_rank_of_this_host_without_a_monitor_is_ended_and_a_forged_record_ends
 ) -> None:
     """One that hung with the GIL held before its monitor started lived on for ever."""
     (first, pulse), (second, _), (stranger, _) = watch(0), watch(1), watch(2)
-    holder = "import sys, time; held = open(sys.argv[1]); print(1, flush=True); time.sleep(60)"
-    path = process_records.record_path(tmp_path, 1)
-    rank = subprocess.Popen([sys.executable, "-c", holder, str(path)], stdout=subprocess.PIPE)
-    assert rank.stdout is not None
-    rank.stdout.readline()
-    theirs = {"pid": rank.pid, "start_time": process_table.start_time(rank.pid) or 0}
-    path.write_text(json.dumps(second.rank.to_json() | theirs))  # the same file, which the rank holds open
+    rank = unmonitored(tmp_path, second.rank)
     first.job = dataclasses.replace(first.job, on_stall="restart")
     stands(pulse, 5, "forward_backward")
 
     assert first.step()
 
-    assert rank.wait(10) == -signal.SIGKILL
-    rank.stdout.close()
+    rank.communicate(timeout=10)
+    assert rank.returncode == -signal.SIGKILL
     until = time.monotonic() + 10
     while process_records.is_alive(first.rank):  # the kernel takes a moment
         assert time.monotonic() < until
@@ -166,13 +173,7 @@ def test_a_monitor_that_outlives_its_killed_rank_ends_no_rank_of_the_restart(
     late.rank = dataclasses.replace(late.rank, start_id="killed")
     os.kill(late.rank.pid, signal.SIGKILL)
     (first, pulse), (second, _) = watch(0), watch(1)  # the restart, whose rank 1 has no monitor process yet
-    holder = "import sys, time; held = open(sys.argv[1]); print(1, flush=True); time.sleep(60)"
-    path = process_records.record_path(tmp_path, 1)
-    rank = subprocess.Popen([sys.executable, "-c", holder, str(path)], stdout=subprocess.PIPE)
-    assert rank.stdout is not None
-    rank.stdout.readline()
-    theirs = {"pid": rank.pid, "start_time": process_table.start_time(rank.pid) or 0}
-    path.write_text(json.dumps(second.rank.to_json() | theirs))  # the same file, which the rank holds open
+    rank = unmonitored(tmp_path, second.rank)
     pulse.step(0)  # its first step may take a minute
 
     assert late.lost(late.rank)

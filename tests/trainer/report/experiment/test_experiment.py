@@ -18,9 +18,8 @@ import yaml
 
 from tests.forked_runs import Forks
 from tests.trainer.shards_for_tests import TINY, events, make_shards
-from trainer.report.experiment import arms, page, results, run_arms
+from trainer.report.experiment import arms, results, run_arms
 from trainer.report.experiment import command as experiment_command
-from trainer.report.experiment.results import Track
 from trainer.report.experiment.spec import ExperimentSpec
 from trainer.run_folder import metrics
 from vidcurate.errors import RecipeError, StateError, VidcurateError
@@ -243,36 +242,6 @@ def test_the_recipes_experiments_can_be_laid_out(
     assert len(chains) == 3 * len({one["arm"] for one in chains})
 
 
-def track(seed: int, losses: list[float], rounds: tuple[tuple[float, dict[str, float]], ...] = ()) -> Track:
-    clips = tuple(4.0 * (number + 1) for number in range(len(losses)))
-    marks = ((2, 8.0, "restart"),)
-    return Track(
-        seed=seed,
-        clips=clips,
-        losses=tuple(losses),
-        grad_norms=(1.0, 1.0, 5.0, 1.0),
-        marks=marks,
-        rounds=rounds,
-    )
-
-
-def test_a_jump_is_the_mean_behind_a_mark_less_that_before_it() -> None:
-    one = track(1, [4.0, 2.0, 5.0, 3.0])
-
-    assert results.jumps(one, one.marks, 1) == [3.0]
-    assert results.jumps(one, one.marks, 2) == [1.0]
-    assert results.mean([1.0, 3.0]) == (2.0, 1.0)
-    assert results.mean([1.0]) == (1.0, None)
-
-
-def test_validation_is_compared_over_the_clips_that_all_have() -> None:
-    one = track(1, [1.0] * 4, ((16.0, {"a": 1.0, "b": 3.0}),))
-    other = track(1, [1.0] * 4, ((16.0, {"b": 5.0, "c": 9.0}),))
-
-    assert results.common_clips([one, other]) == {1: ["b"]}
-    assert results.over({"a": 1.0, "b": 3.0}, ["b"]) == 3.0
-
-
 def test_a_run_without_all_its_updates_is_refused(file: Path, tmp_path: Path) -> None:
     (chain, *_) = arms.chains(spec_of(file), tmp_path)
     with pytest.raises(StateError, match=r"4 of 4 updates are not in metrics.jsonl, the first is 1\. Remove"):
@@ -357,12 +326,3 @@ def test_a_pipe_in_place_of_a_log_ends_in_one_line_and_is_not_waited_for(
     assert experiment_command.main([str(file), "--out", str(out)]) == 1
 
     assert "cannot be read (it is no regular file)" in capsys.readouterr().err
-
-
-def test_a_plot_of_one_seed_has_no_band(file: Path) -> None:
-    spec = spec_of(file)
-    rounds = ((8.0, {"a": 1.0}), (16.0, {"a": 0.5}))
-    drawn = page.plot(spec, [track(1, [4.0, 3.0, 2.0, 1.0], rounds) for _ in spec.arms])
-
-    assert 'class="band' not in drawn
-    assert drawn.startswith("<svg xmlns")
