@@ -144,8 +144,8 @@ def _dump_twice(
 
 
 def _read(folder: Path, rank: int, number: int) -> list[Stack]:
-    with suppress(OSError, ValueError, StateError):
-        text = _dump_path(folder, rank, number).read_text(encoding="utf-8")
+    with suppress(OSError, ValueError, RecursionError, StateError):
+        text = regular_file.read_text(_dump_path(folder, rank, number))
         return [stacks.stack_from_json(values) for values in json.loads(text)]
     return []
 

@@ -21,7 +21,7 @@ from vidcurate.sampler import mixture
 from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.sampler.plan import Cell, Plan, Rows
 from vidcurate.sampler.shard_blocks import Blocks
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 FORMAT = "vidcurate-plan-1"
 _KEY = b"vidcurate"
@@ -71,7 +71,7 @@ def write_plan(folder: Path, plan: Plan, hashes: rng.Words) -> str:
 def read_whole(path: Path, name: str) -> bytes:
     """Return the bytes of a file with the hash `name`. Raises StateError when missing or altered."""
     try:
-        data = path.read_bytes()
+        data = regular_file.read_bytes(path)
     except OSError as error:
         raise StateError(
             f"{path}: cannot read this file ({error.strerror}). It records changes of this run's data. Copy "

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,12 @@ from trainer.run_folder.process_records import ProcessRecord
 from vidcurate.executor.shared_memory import anonymous_file
 
 Watch = tuple[RankMonitor, Pulse]
+WRONG_TYPES = json.dumps(
+    [
+        {"host": 1, "pid": [], "how": {}, "rank": "x", "collectives": []}
+        | {"threads": [{"name": 1, "holds_gil": 0, "frames": [[1, 2, "x"]]}]}
+    ]
+)
 
 
 @pytest.fixture
@@ -189,6 +196,34 @@ def test_a_damaged_record_keeps_no_hung_rank_alive(watch: Callable[[int], Watch]
     hung, pulse = watch(0)
     hung.job = dataclasses.replace(hung.job, on_stall="restart")
     process_records.record_path(tmp_path, 1).write_text("")
+    stands(pulse, 5, "data")
+
+    assert hung.step()
+
+    until = time.monotonic() + 10
+    while process_records.is_alive(hung.rank):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("forged", ["[" * 5000, WRONG_TYPES, None], ids=["nested", "wrong types", "pipe"])
+def test_forged_stacks_of_another_rank_keep_no_hung_rank_alive(
+    watch: Callable[[int], Watch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forged: str | None
+) -> None:
+    (hung, pulse), (other, _) = watch(0), watch(1)
+    hung.job = dataclasses.replace(hung.job, on_stall="restart")
+    claim = end_hung_run.claim
+
+    def claim_and_forge(run: Path, start_id: str, **facts: Any) -> end_hung_run.Claim | None:
+        now = claim(run, start_id, **facts)
+        assert now is not None
+        for number in (1, 2):
+            dump = run / stacks.STACKS / now.folder / f"rank-{other.rank.rank:05d}-{number}.json"
+            dump.parent.mkdir(exist_ok=True)
+            os.mkfifo(dump) if forged is None else dump.write_text(forged)
+        return now
+
+    monkeypatch.setattr(end_hung_run, "claim", claim_and_forge)
     stands(pulse, 5, "data")
 
     assert hung.step()

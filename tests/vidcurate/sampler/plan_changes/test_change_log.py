@@ -1,5 +1,6 @@
 """Change log: a deliberate change alters no earlier step, and every cell resumes exactly where it was."""
 
+import os
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -278,6 +279,10 @@ def test_a_journal_that_is_missing_or_altered_is_refused(tmp_path: Path) -> None
         path.unlink()
         with pytest.raises(StateError, match="Copy the journal folder of the run that made the changes"):
             run.replayed(fresh)
+        os.mkfifo(path)  # was waited for without end
+        with pytest.raises(StateError, match="cannot read this file"):
+            run.replayed(fresh)
+        path.unlink()
         path.write_bytes(data)
     copied = tmp_path / "copied"
     change_log.copy_change_log(run.journal_folder, copied, run.name)
