@@ -18,6 +18,8 @@ JOBS ?= 3
 # One thread per process keeps float sums in one order and leaves the cores to the workers.
 export OMP_NUM_THREADS ?= 1
 export PYTHONUNBUFFERED := 1
+# Modules are compiled once, not in each of the two thousand processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
 
 install: $(DEVELOPED)
 

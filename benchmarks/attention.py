@@ -8,7 +8,7 @@ One row for each pair of lengths that training has: the tokens of a frame among 
 gradients from float32, relative 2-norm, over the first two sequences; kept is the largest of all lengths.
 FlashAttention-4 (`pip install 'vidcurate[hopper]'`) runs in the form that is right
 (trainer.model.kernels.flash_attention4).
-`--keep` writes benchmarks/results/attention_h200.json. Takes half a minute.
+`--keep` writes benchmarks/results/attention_<card>.json. Takes half a minute.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rows import Row, as_table, keep, row
+from rows import Row, as_table, card, keep, row
 from torch import Tensor
 
 HEADS, WIDTH = 16, 72
@@ -176,7 +176,9 @@ def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], epilog="example: python benchmarks/attention.py --keep"
     )
-    arguments.add_argument("--keep", action="store_true", help="write benchmarks/results/attention_h200.json")
+    arguments.add_argument(
+        "--keep", action="store_true", help="write results/attention_<card>.json"
+    )
     options = arguments.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/attention.py needs a GPU, and torch sees none: run it on a machine with one")
@@ -229,7 +231,7 @@ def main() -> None:
         if kernel != peer
     ]
     if options.keep:
-        keep("attention_h200", rows)
+        keep(f"attention_{card(hardware)}", rows)
     else:
         print(as_table(rows))
 

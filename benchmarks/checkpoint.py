@@ -22,7 +22,7 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from rows import cpu, keep, row
+from rows import card, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.distributed import mesh, parallelize
@@ -223,7 +223,7 @@ def report(
             peer_value=gigabytes / peer["copy"], hardware=hardware)
     )  # fmt: skip
     if given.keep:
-        name = f"checkpoint_{world.size}x{hardware.split()[-1] if world.device.type == 'cuda' else 'cpu'}"
+        name = f"checkpoint_{world.size}x{card(hardware) if world.device.type == 'cuda' else 'cpu'}"
         keep(name.lower(), rows)
     else:
         from rows import as_table

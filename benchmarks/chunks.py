@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import torch
-from rows import as_table, keep, row
+from rows import as_table, card, keep, row
 from step_shapes import SHAPES, TEXT_TOKENS
 from torch import Tensor
 
@@ -127,7 +127,7 @@ def main() -> None:
         )  # fmt: skip
         print(as_table(rows[-3:]), flush=True)
         if given.keep:
-            keep(f"chunks_{hardware.split()[-1].lower()}{'_float8' * form.float8}", rows)
+            keep(f"chunks_{card(hardware)}{'_float8' * form.float8}", rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import Row, as_table, cpu, keep, row
+from rows import Row, as_table, card, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.training.track import run as track
@@ -136,7 +136,7 @@ def main() -> None:
     given.out.write_text(json.dumps(records) + "\n")
     rows = report(records, form, peer, recipe.model.depth)
     if given.keep:
-        kind = "cpu" if device.type == "cpu" else torch.cuda.get_device_name().split()[-1].lower()
+        kind = "cpu" if device.type == "cpu" else card(torch.cuda.get_device_name())
         keep(f"float8_parity_{kind}", rows)
     else:
         print(as_table(rows))

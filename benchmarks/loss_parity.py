@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from make_latents import XL_2
-from rows import Row, as_table, cpu, keep, row
+from rows import Row, as_table, card, cpu, keep, row
 
 HERE = Path(__file__).resolve().parent
 PEER = "float32"
@@ -151,7 +151,7 @@ def main() -> None:
     hardware = torch.cuda.get_device_name() if gpu else cpu()
     rows = report(given.out, forms, seeds, given.steps, hardware)
     if given.keep:
-        kind = hardware.split()[-1].lower() if gpu else "cpu"
+        kind = card(hardware) if gpu else "cpu"
         keep(f"loss_parity_{kind}", rows)
     else:
         print(as_table(rows))

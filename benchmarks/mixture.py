@@ -35,7 +35,7 @@ import torch
 from alone import Alone, measure_alone, read_alone, write_alone
 from cost_table import write_cost_table
 from make_latents import CLIPS
-from rows import Row, as_table, cpu, keep, row
+from rows import Row, as_table, card, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.data import stages as data_stages
@@ -262,7 +262,7 @@ def main() -> None:
         for cell in stage.plan.cells
     ]
     write_cost_table(costs, hardware, of_clips)
-    kind = hardware.split()[-1].lower() if hardware.startswith("NVIDIA") else "cpu"
+    kind = card(hardware) if hardware.startswith("NVIDIA") else "cpu"
     one: Ran | None = None
     for ranks in sorted({1, *given.ranks}):
         run = given.out / named(f"mixture-{ranks}", recipe.precision)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from rows import as_table, cpu, keep, row
+from rows import as_table, card, cpu, keep, row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from trainer.distributed import mesh, parallelize
@@ -87,7 +87,7 @@ def main() -> None:
             for name, value in middle.items()
         ]  # fmt: skip
         if given.keep:
-            kind = torch.cuda.get_device_name().split()[-1].lower() if gpu else "cpu"
+            kind = card(torch.cuda.get_device_name()) if gpu else "cpu"
             keep(f"step_phases_{given.sharding}_{world.size}x{kind}", rows)
         else:
             print(as_table(rows))

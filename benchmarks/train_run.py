@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from make_latents import CLIPS
-from rows import Row, as_table, cpu, keep, row
+from rows import Row, as_table, card, cpu, keep, row
 
 HERE = Path(__file__).resolve().parent
 UNSTEADY = 3  # updates after each start that count for no rate
@@ -189,7 +189,7 @@ def main() -> None:
     hardware, kind, gib = cpu(), "cpu", None
     if torch.cuda.is_available():
         name = torch.cuda.get_device_name()
-        hardware, kind = f"{given.ranks} x {name}", name.split()[-1].lower()
+        hardware, kind = f"{given.ranks} x {name}", card(name)
         gib = torch.cuda.get_device_properties(0).total_memory / 2**30
     rows = report(run, given.ranks, given.then_ranks, given.then_steps, hardware, gib)
     if given.keep:

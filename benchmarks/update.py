@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import as_table, cpu, keep, row
+from rows import as_table, card, cpu, keep, row
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -214,7 +214,7 @@ def main() -> None:
         for name, value in found.items()
     ]
     if given.keep:
-        keep(f"update_{torch.cuda.get_device_name().split()[-1].lower() if gpu else 'cpu'}", rows)
+        keep(f"update_{card(torch.cuda.get_device_name()) if gpu else 'cpu'}", rows)
     else:
         print(as_table(rows))
 

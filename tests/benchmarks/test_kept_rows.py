@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,11 +15,44 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.delitem(sys.modules, "rows", raising=False)
+    for name in ("rows", "figure_code"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     import rows  # type: ignore[import-not-found]
 
     module: ModuleType = rows
     return module
+
+
+@pytest.fixture
+def code(rows: ModuleType) -> ModuleType:
+    return sys.modules["figure_code"]
+
+
+@pytest.fixture
+def history(
+    rows: ModuleType, code: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[dict[str, str]], Callable[[], str]]:
+    """Return a function that commits files, and gives one that tells the age of a row measured with them."""
+    monkeypatch.setattr(code, "ROOT", tmp_path)
+
+    def commit(files: dict[str, str]) -> Callable[[], str]:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        code.git("init", "-q")
+        code.git("add", ".")
+        code.git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+        first = code.git("rev-parse", "HEAD").stdout.strip()
+
+        def age() -> str:
+            for cached in (value for value in vars(code).values() if hasattr(value, "cache_clear")):
+                cached.cache_clear()
+            found: str = rows.age(first, "python benchmarks/a.py")
+            return found
+
+        return age
+
+    return commit
 
 
 def test_every_kept_row_has_a_date_and_a_commit() -> None:
@@ -28,63 +62,95 @@ def test_every_kept_row_has_a_date_and_a_commit() -> None:
             assert re.fullmatch(r"[0-9a-f]{7,40}\+?", row["commit"]), (path.name, row["metric"])
 
 
-def test_the_code_of_a_row_is_its_script_and_what_this_imports(rows: ModuleType) -> None:
-    tables = rows.code_of("python benchmarks/tables.py --rows 10")
-    assert tables[0] == "benchmarks/tables.py"
+def test_the_code_of_a_row_is_its_script_and_what_this_uses(code: ModuleType) -> None:
+    tables = code.code_of("python benchmarks/tables.py --rows 10")
+    assert next(iter(tables)) == "benchmarks/tables.py"
     assert {"vidcurate/curation/ingest/rows.py", "vidcurate/storage/atomic_file.py"} <= set(tables)
     assert not any(path.startswith("trainer") for path in tables)
-    profile = rows.code_of("python benchmarks/step_profile.py")
+    profile = code.code_of("python benchmarks/step_profile.py")
     assert {"benchmarks/train_step.py", "benchmarks/step_shapes.py", "trainer/model/kernels/block.py"} <= set(
         profile
     )
-    assert "trainer/model/kernels/block.py" in rows.code_of("python benchmarks/mixture.py"), "by name"
-    assert rows.code_of("python benchmarks/gone.py") == ["vidcurate", "trainer"]
+    assert "trainer/model/kernels/block.py" in code.code_of("python benchmarks/mixture.py"), "by name"
+    assert list(code.code_of("python benchmarks/gone.py")) == ["vidcurate", "trainer"]
 
 
-def test_a_row_is_marked_when_its_code_has_changed(
-    rows: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_row_is_marked_when_what_its_script_uses_has_changed(
+    rows: ModuleType, history: Callable[[dict[str, str]], Callable[[], str]], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rows, "ROOT", tmp_path)
-    (tmp_path / "benchmarks").mkdir()
-    script = tmp_path / "benchmarks" / "a.py"
-    script.write_text("from vidcurate.media import decode\n")
-    for name, code in {
-        "media/decode.py": "from vidcurate.storage.tar import read\n",
-        "storage/tar.py": '"""Read tars."""\n\ndef read():\n    """Read one."""\n    return 1\n',
-        "other.py": "1\n",
-    }.items():
-        (tmp_path / "vidcurate" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "vidcurate" / name).write_text(code)
-    rows._git("init", "-q")
-    rows._git("add", ".")
-    rows._git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
-    first = rows._git("rev-parse", "HEAD").stdout.strip()
-    assert rows.age(first, "python benchmarks/a.py") == ""
-    deep = tmp_path / "vidcurate" / "storage" / "tar.py"
-    for number, code in enumerate(
-        ['"""Read shards."""\ndef read(): return 1  # faster\n', deep.read_text().replace("Read", "Get")]
+    deep, script = tmp_path / "vidcurate/storage/tar.py", tmp_path / "benchmarks/a.py"
+    before = (
+        '"""Read tars."""\nSIZE = 512\n\ndef read():\n    """Read one."""\n    return SIZE\n'
+        "def other():\n    return 1\n"
+    )
+    age = history(
+        {
+            "benchmarks/a.py": "from vidcurate.media import decode\ndecode.first()\n",
+            "vidcurate/media/decode.py": "from vidcurate.storage import tar\ndef first(): tar.read()\n",
+            "vidcurate/storage/tar.py": before,
+            "vidcurate/other.py": "1\n",
+        }
+    )
+    assert age() == ""
+    for same in (
+        before.replace("Read", "Get"),
+        before.replace("return SIZE", "return SIZE  # faster"),
+        before.replace("return 1", "return 2"),  # another function
+        before + "def write(): raise ValueError('no')\n",
     ):
-        deep.write_text(code)
-        assert rows.age(first, f"python benchmarks/a.py {number}") == "", "words are not code"
-    (tmp_path / "vidcurate" / "other.py").write_text("2\n")
-    assert rows.age(first, "python benchmarks/a.py -o") == "", "nor is what it never imports"
-    deep.write_text("def read(): return 2\n")
-    assert rows.age(first, "python benchmarks/a.py -d") == "code changed"
-    deep.write_text("def read(): return 1\n")
-    assert rows.age(first, "python benchmarks/a.py -e") == ""
-    script.write_text("from vidcurate.media import decode, scale\n")
-    assert rows.age(first, "python benchmarks/a.py -v") == "", "nor is what nothing calls yet"
-    script.write_text("from vidcurate.media import decode, scale\nscale.down()\ndecode.read()\n")
-    deep.write_text("def read(): return 1\ndef write(): raise ValueError('no')\n")
-    assert rows.age(first, "python benchmarks/a.py -w") == ""
-    script.write_text("from vidcurate.media import scale as decode\n")
-    assert rows.age(first, "python benchmarks/a.py -x") == "code changed"
+        deep.write_text(same)
+        assert age() == "", same
+    for changed in (
+        before.replace("512", "513"),
+        before.replace("return SIZE", "return 2 * SIZE"),
+        before.replace("def read", "@traced\ndef read"),
+        before.replace("SIZE = 512", "from sizes import SIZE"),
+    ):
+        deep.write_text(changed)
+        assert age() == "code changed", changed
+    deep.write_text(before)
+    (tmp_path / "vidcurate/other.py").write_text("2\n")
+    assert age() == "", "what is never imported"
+    script.write_text("from vidcurate.media import decode, scale\ndecode.first()\n")
+    assert age() == "", "what nothing calls yet"
+    script.write_text("from vidcurate.media import scale as decode\ndecode.first()\n")
+    assert age() == "code changed"
     assert rows.age("0" * 40, "python benchmarks/a.py") == "?"
     assert rows.age("", "python benchmarks/a.py") == "?"
 
 
-def test_another_text_of_an_error_changes_no_figure(rows: ModuleType) -> None:
-    code = "def read():\n    if late():\n        raise {}\n    return 1\n"
-    first = rows._statements(code.format("ValueError('late') from None"))
-    assert first == rows._statements(code.format("StateError(f'{late()} s late')"))
-    assert first != rows._statements(code.replace("late():", "late(2):").format("ValueError('late')"))
+def test_what_an_import_does_and_what_a_program_runs_count_too(
+    history: Callable[[dict[str, str]], Callable[[], str]], tmp_path: Path
+) -> None:
+    age = history(
+        {
+            "benchmarks/a.py": "import vidcurate.deep.one\nfrom vidcurate.media import scale\n"
+            "scale.down(vidcurate.deep.one.two())\n",
+            "vidcurate/deep/one.py": "def two(): return 1\n",
+            "vidcurate/media/__init__.py": "from vidcurate.media import codecs\ncodecs.register()\n",
+            "vidcurate/media/codecs.py": "def register(): return 1\n",
+            "vidcurate/media/scale.py": "@plugin\ndef up(): return 1\ndef down(): 1\ndef by(): return 1\n",
+        }
+    )
+    scale, codecs = tmp_path / "vidcurate/media/scale.py", tmp_path / "vidcurate/media/codecs.py"
+    text, deep = scale.read_text(), tmp_path / "vidcurate/deep/one.py"
+    deep.write_text("def two(): return 2\n")
+    assert age() == "code changed"
+    deep.write_text("def two(): return 1\n")
+    codecs.write_text("def register(): return 2\n")
+    assert age() == "code changed"
+    codecs.write_text("def register(): return 1\n")
+    scale.write_text(text.replace("up(): return 1", "up(): return 2"))
+    assert age() == "code changed", "a decorator may register"
+    scale.write_text(text.replace("by(): return 1", "by(): return 2"))
+    assert age() == ""
+    script = tmp_path / "benchmarks/a.py"
+    script.write_text(script.read_text() + 'run("python", "-m", "vidcurate")\n')
+    assert age() == "code changed", "a program may run all of a module"
+
+
+def test_another_text_of_an_error_changes_no_figure(code: ModuleType) -> None:
+    text = "def read():\n    if late():\n        raise {}\n    return 1\n"
+    first = code.statements(text.format("ValueError('late') from None"))
+    assert first == code.statements(text.format("StateError(f'{late()} s late')"))
+    assert first != code.statements(text.replace("late():", "late(2):").format("ValueError('late')"))

@@ -1,5 +1,6 @@
 """The VAE's fast encoders give what the readable ones give; in Triton's interpreter, and on a GPU."""
 
+from importlib.util import find_spec
 from typing import Any, cast
 
 import pytest
@@ -8,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="triton is not installed on this platform")
-pytest.importorskip("diffusers", reason="the frame VAE is diffusers'")
 
 from tests.trainer.encoders_for_tests import fill, pixels
 from tests.trainer.interpreter_for_tests import patch_once_a_launch
@@ -17,6 +17,9 @@ from trainer.model.encoders.temporal_vae import CausalConv
 from trainer.model.encoders.vae import SCALE, SHIFT, Vae, VaeSpec, VideoVae, build
 from trainer.model.kernels import group_norm, residual_sum, vae_layers
 
+pytestmark = pytest.mark.skipif(
+    find_spec("diffusers") is None, reason="the frame VAE is diffusers'"
+)  # asked without the import, which takes each test process three seconds
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="half precision needs a GPU")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = 2e-5  # relative 2-norm: float32, other order of sums
