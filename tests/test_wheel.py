@@ -61,7 +61,7 @@ def _run(folder: Path, words: list[str]) -> str:
 def test_the_wheel_holds_packages_recipes_and_licences_alone(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        for path in (ROOT / "recipes").iterdir():
+        for path in filter(Path.is_file, (ROOT / "recipes").iterdir()):  # Python leaves a __pycache__ there
             assert archive.read(f"vidcurate/recipe/bundled/{path.name}") == path.read_bytes()
         (described,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         about = archive.read(described).decode()
