@@ -15,7 +15,7 @@ RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 
 
 def names(folder: Path) -> set[str]:
-    """Return the names of the files of a folder; Python leaves a __pycache__ beside recipes that are modules."""
+    """Return the names of the files of a folder; a __pycache__ beside recipes is none."""
     return {path.name for path in folder.iterdir() if path.is_file()}
 
 
