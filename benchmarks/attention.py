@@ -176,9 +176,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], epilog="example: python benchmarks/attention.py --keep"
     )
-    arguments.add_argument(
-        "--keep", action="store_true", help="write results/attention_<card>.json"
-    )
+    arguments.add_argument("--keep", action="store_true", help="write results/attention_<card>.json")
     options = arguments.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/attention.py needs a GPU, and torch sees none: run it on a machine with one")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.shards_for_tests import events
-from trainer.health.watch import end_hung_run, heartbeat, stacks
+from trainer.health.watch import end_hung_run, heartbeat, monitor_process, stacks
 from trainer.health.watch.heartbeat import Pulse
 from trainer.health.watch.monitor_process import Job, RankMonitor
 from trainer.run_folder import process_records, process_table
@@ -35,6 +35,7 @@ WRONG_TYPES = json.dumps(
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Watch]]:
     """Return a function that gives the watcher of a rank that only sleeps, and that rank's pulse."""
     monkeypatch.setattr(end_hung_run, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(monitor_process, "ENDS_SECONDS", 0.2)  # what only sleeps exits for no pipe
     children = []
 
     def make(rank: int) -> Watch:
