@@ -32,7 +32,7 @@ class Jump:
 
 
 def jump(column: str, low: Floats, high: Floats, spec: SplitSpec, from_level: int) -> Jump:
-    """Measure the jump from the values `low` to `high` (level `from_level` + 1).
+    """Measure the jump from the values `low` to `high` (level `from_level` + 1), both ascending.
 
     With fewer than MIN_CLIPS on either side effect_size and tail_ratio are None. effect_size: difference of
     means over the pooled standard deviation (Cohen's d; None where neither level has a spread). ks_distance:
@@ -42,8 +42,8 @@ def jump(column: str, low: Floats, high: Floats, spec: SplitSpec, from_level: in
     freedom = max(len(low) + len(high) - 2, 1)
     squares = np.sum((low - low.mean()) ** 2) + np.sum((high - high.mean()) ** 2)
     pooled = float(np.sqrt(squares / freedom))
-    every = np.unique(np.concatenate([low, high]))
-    below = [np.searchsorted(np.sort(part), every, side="right") / len(part) for part in (low, high)]
+    every = np.concatenate([low, high])
+    below = [np.searchsorted(part, every, side="right") / len(part) for part in (low, high)]
     distance = float(np.max(np.abs(below[0] - below[1])))
     tails = [float(np.quantile(part, TAIL)) for part in (low, high)]
     is_enough = min(len(low), len(high)) >= MIN_CLIPS

@@ -54,10 +54,10 @@ def _level(number: int, rows: pl.DataFrame, column: str) -> Level:
 def _measure(parts: list[pl.DataFrame], columns: list[str], spec: SplitSpec) -> list[Jump]:
     jumps = []
     for column in columns:
-        for number, (low, high) in enumerate(itertools.pairwise(parts), start=1):
-            pair = [part[column].drop_nulls().cast(pl.Float64).to_numpy() for part in (low, high)]
-            if len(pair[0]) and len(pair[1]):
-                jumps.append(jump(column, pair[0], pair[1], spec, number))
+        values = [part[column].drop_nulls().cast(pl.Float64).sort().to_numpy() for part in parts]
+        for number, (low, high) in enumerate(itertools.pairwise(values), start=1):
+            if len(low) and len(high):
+                jumps.append(jump(column, low, high, spec, number))
     return jumps
 
 

@@ -198,7 +198,7 @@ def test_no_source_is_in_both_folds_and_growing_data_moves_none(tmp_path: Path) 
 
 
 def test_the_jump_has_the_values_of_its_formulas() -> None:
-    low, high = np.array([1.0, 2.0, 3.0] * 4), np.array([3.0, 4.0, 8.0] * 4)
+    low, high = np.repeat([1.0, 2.0, 3.0], 4), np.repeat([3.0, 4.0, 8.0], 4)
 
     found = jumps.jump("noun_count", low, high, SplitSpec(), 1)
 
