@@ -52,6 +52,8 @@ def _acts(statement: ast.stmt) -> bool:
         return any(ast.unparse(one).partition("(")[0] not in BINDS for one in statement.decorator_list)
     if isinstance(statement, ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom):
         return not list(_bound(statement))
+    if isinstance(statement, ast.If) and ast.unparse(statement.test) == "__name__ == '__main__'":
+        return False
     return not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
 
 

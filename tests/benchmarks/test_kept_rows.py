@@ -129,7 +129,8 @@ def test_what_an_import_does_and_what_a_program_runs_count_too(
             "vidcurate/deep/one.py": "def two(): return 1\n",
             "vidcurate/media/__init__.py": "from vidcurate.media import codecs\ncodecs.register()\n",
             "vidcurate/media/codecs.py": "def register(): return 1\n",
-            "vidcurate/media/scale.py": "@plugin\ndef up(): return 1\ndef down(): 1\ndef by(): return 1\n",
+            "vidcurate/media/scale.py": "@plugin\ndef up(): return 1\ndef down(): 1\ndef by(): return 1\n"
+            "if __name__ == '__main__': by()\n",
         }
     )
     scale, codecs = tmp_path / "vidcurate/media/scale.py", tmp_path / "vidcurate/media/codecs.py"
@@ -143,7 +144,7 @@ def test_what_an_import_does_and_what_a_program_runs_count_too(
     scale.write_text(text.replace("up(): return 1", "up(): return 2"))
     assert age() == "code changed", "a decorator may register"
     scale.write_text(text.replace("by(): return 1", "by(): return 2"))
-    assert age() == ""
+    assert age() == "", "an import runs no main"
     script = tmp_path / "benchmarks/a.py"
     script.write_text(script.read_text() + 'run("python", "-m", "vidcurate")\n')
     assert age() == "code changed", "a program may run all of a module"
