@@ -46,7 +46,7 @@ demo: $(INSTALLED)
 	  'demo/train/metrics.jsonl  every step'
 
 test: $(DEVELOPED)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not soak and not gpu" $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not soak and not gpu and not engine" $(TESTS)
 
 # Five trainers' own dataset code, apart from the environment; finetrainers needs an older `datasets`.
 $(TRAINERS): tests/trainers.txt $(DEVELOPED)
@@ -65,7 +65,7 @@ test-engines: $(DEVELOPED) $(TRAINERS)
 	if [ -n "$$missing" ]; then root=; [ "$$(id -u)" = 0 ] || root="sudo -n"; \
 	  { $$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \
 	    --no-install-recommends $$missing >/dev/null; } || echo "missing:$$missing. Run apt-get install$$missing"; fi
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --engines -m "not soak and not gpu" $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --engines -m engine $(TESTS)
 
 KERNEL_TESTS := $(addprefix tests/trainer/,model/encoders/test_fast_vae.py model/kernels/test_float8.py model/kernels/test_matmul.py model/kernels/test_attention_choice.py training/optim/test_update_kernel.py)
 gpu: $(DEVELOPED)

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from power import Meter
-from rows import Row, as_table, cpu, keep, row
+from rows import Row, as_table, card, cpu, keep, row
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -314,7 +314,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="frames of decode, or captions, at once")
     parser.add_argument("--chunks", type=int, default=6, help="chunks of decode at once")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls of each")
-    parser.add_argument("--hardware", default="h200", help="word in the name of the kept file")
     parser.add_argument("--small", action="store_true", help="toys, on any machine; nothing is kept")
     given = parser.parse_args()
     bench, found = Bench(given), []
@@ -328,7 +327,7 @@ def main() -> None:
     if given.small:
         print(as_table(found))
     else:
-        keep(f"encoders_{given.hardware}", found)
+        keep(f"encoders_{card(torch.cuda.get_device_name())}", found)
 
 
 if __name__ == "__main__":

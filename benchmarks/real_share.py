@@ -1,9 +1,9 @@
 """Choose the share of the predicted rate that a kept real run reached.
 
 benchmarks/mixture.py keeps one file for each number of GPUs and for float8: `mixture_h200.json`,
-`mixture_2xh200.json`, `mixture_h200_float8.json`. The rule: of a precision's files the one with the newest
-run counts, of several runs of one day the one that reached least. float8 takes the other files where it has
-none of its own.
+`mixture_2xh200.json`, `mixture_h200_float8.json`. The rule: of a precision's files of one GPU model the one
+with the newest run counts, of several runs of one day the one that reached least. float8 takes the other
+files where it has none of its own.
 """
 
 import json
@@ -21,14 +21,14 @@ def share_of(path: Path) -> tuple[str, float]:
     return str(entry["date"]), float(entry["ratio"])
 
 
-def newest(precision: str, folder: Path = RESULTS) -> Path:
-    """Return the kept mixture that counts for a precision, by the rule above."""
-    every = sorted(folder.glob("mixture_*.json"))
+def newest(precision: str, model: str, folder: Path = RESULTS) -> Path:
+    """Return the kept mixture that counts for a precision on a GPU model, by the rule above."""
+    every = sorted(path for path in folder.glob("mixture_*.json") if model in path.stem)
     of_float8 = [path for path in every if path.stem.endswith(FLOAT8)]
     others = [path for path in every if path not in of_float8]
     found = of_float8 if precision == "float8" and of_float8 else others
     if not found:
-        raise SystemExit(f"{folder} has no mixture_*.json; run benchmarks/mixture.py with --keep.")
+        raise SystemExit(f"{folder} has no mixture_{model}.json; run benchmarks/mixture.py with --keep.")
 
     def rank(path: Path) -> tuple[str, float]:
         day, share = share_of(path)

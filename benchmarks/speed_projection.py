@@ -97,7 +97,7 @@ SOURCES = [
 
 def sources_table() -> str:
     """Return what each figure of the projection comes from, and its file."""
-    paths = dict.fromkeys(newest(precision) for precision in ("bfloat16", "float8"))
+    paths = dict.fromkeys(newest(precision, "h200") for precision in ("bfloat16", "float8"))
     files = ", ".join(f"`{path.name}`" for path in paths)
     shares = ", ".join(f"{share_of(path)[1]:.3f}" for path in paths)
     if len(paths) > 1:

@@ -1,8 +1,8 @@
 """Skips: which tests may be skipped, counted in the closing lines, and a failure for any other in CI.
 
 `tests/allowed_skips.toml` is the list. `--check-skips`, or CI=true, fails a run in which a test that is not
-there was skipped. `--engines` runs the tests whose needs `make test-engines` installs, and allows none of
-those needs as a reason.
+there was skipped. Tests marked `engine` need what `make test-engines` installs, and may be skipped without
+it; with `--engines`, which that target gives, they may not.
 """
 
 import os
@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 ALLOWED = Path(__file__).with_name("allowed_skips.toml")
+MARK = "engine"
 Entries = list[dict[str, str]]
 
 
-def read_allowed() -> dict[str, Entries]:
-    """Return the entries of the list by group: `engines` and `machine`."""
-    return tomllib.loads(ALLOWED.read_text(encoding="utf-8"))
+def read_allowed() -> Entries:
+    """Return the entries of the list."""
+    entries: Entries = tomllib.loads(ALLOWED.read_text(encoding="utf-8"))["machine"]
+    return entries
 
 
 def is_allowed(test: str, reason: str, entries: Entries) -> bool:
@@ -34,29 +36,14 @@ def is_allowed(test: str, reason: str, entries: Entries) -> bool:
 
 
 class Skips:
-    """A plugin of pytest: selects the tests of `--engines`, and gathers the skips of all workers."""
+    """A plugin of pytest: gathers the skips of all workers, and fails a checked run for those not allowed."""
 
     def __init__(self, *, engines: bool, is_checked: bool) -> None:
-        groups = read_allowed()
-        self._engines = groups["engines"] if engines else None
-        self._entries = groups["machine"] + ([] if engines else groups["engines"])
+        self._entries = read_allowed()
+        self._engines = engines
         self._is_checked = is_checked or engines
         self.found: dict[str, str] = {}
-
-    @property
-    def refused(self) -> dict[str, str]:
-        return {
-            test: reason for test, reason in self.found.items() if not is_allowed(test, reason, self._entries)
-        }
-
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        if self._engines is None:
-            return
-        patterns = [entry["test"] for entry in self._engines]
-        asked = [item for item in items if any(fnmatchcase(item.nodeid, one) for one in patterns)]
-        chosen = {*map(id, asked)}
-        config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
-        items[:] = asked
+        self.refused: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._note(report)
@@ -66,25 +53,27 @@ class Skips:
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
-            self.found[report.nodeid] = str(report.longrepr[2]).removeprefix("Skipped: ")
+            self.found[report.nodeid] = reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+            is_engine = MARK in getattr(report, "keywords", ()) and not self._engines
+            if not is_engine and not is_allowed(report.nodeid, reason, self._entries):
+                self.refused[report.nodeid] = reason
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._is_checked and self.refused and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        refused = self.refused
-        for test, reason in refused.items():
+        for test, reason in self.refused.items():
             terminalreporter.write_line(f"skip not in tests/{ALLOWED.name}: {test}: {reason}")
         if self.found:
-            verdict = "a failure" if refused and self._is_checked else "noted"
-            counts = f"skips: {len(self.found)}; {len(refused)} not allowed ({verdict})"
+            verdict = "a failure" if self.refused and self._is_checked else "noted"
+            counts = f"skips: {len(self.found)}; {len(self.refused)} not allowed ({verdict})"
             terminalreporter.write_line(f"{counts}; see tests/{ALLOWED.name}")
 
 
 def add_options(parser: pytest.Parser) -> None:
     parser.addoption("--check-skips", action="store_true", help="fail when a skip is not on the list")
-    parser.addoption("--engines", action="store_true", help="run what needs Ray, sshd, Chromium, readers")
+    parser.addoption("--engines", action="store_true", help="fail when a test marked engine is skipped")
 
 
 def register(config: pytest.Config) -> None:

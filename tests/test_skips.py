@@ -19,6 +19,7 @@ def pytest_addoption(parser):
     skips.add_options(parser)
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "engine: needs a star")
     skips.register(config)
 """
 TEST = """
@@ -30,18 +31,22 @@ def test_good():
 def test_skipped():
     pytest.skip("the moon is full")
 """
+ENGINE = """
+import pytest
+
+@pytest.mark.engine
+def test_skipped():
+    pytest.skip("no star")
+"""
 
 
 def test_every_entry_names_tests_that_exist_and_a_reason_that_one_gives() -> None:
     paths = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py")]
-    for entry in (entry for group in read_allowed().values() for entry in group):
+    for entry in read_allowed():
         pattern = entry["test"].partition("::")[0]
         assert any(fnmatchcase(str(path), pattern) for path in paths), entry
     sources = "\n".join((ROOT / path).read_text(encoding="utf-8") for path in paths)
-    missing = {
-        entry["says"] for group in read_allowed().values() for entry in group if entry["says"] not in sources
-    }
-    assert missing == set()
+    assert {entry["says"] for entry in read_allowed() if entry["says"] not in sources} == set()
 
 
 def test_a_reason_is_allowed_only_for_its_tests() -> None:
@@ -53,7 +58,7 @@ def test_a_reason_is_allowed_only_for_its_tests() -> None:
 
 
 def test_a_package_that_this_platform_gets_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    reason, entries = "triton is not installed on this platform", read_allowed()["machine"]
+    reason, entries = "triton is not installed on this platform", read_allowed()
     for system, machine, allowed in (("Linux", "x86_64", False), ("Linux", "aarch64", True)):
         monkeypatch.setattr(platform, "system", lambda system=system: system)
         monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
@@ -72,16 +77,37 @@ def test_a_package_that_this_platform_gets_is_no_reason(monkeypatch: pytest.Monk
 def test_a_skip_that_is_not_listed_fails_a_checked_run(
     tmp_path: Path, environment: dict[str, str], options: list[str], code: int, verdict: str
 ) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_moon.py").write_text(TEST)
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path), *options],
+    ended = run(tmp_path, environment, options)
+    assert ended.returncode == code, ended.stdout
+    assert f"skips: 1; 1 not allowed {verdict}" in ended.stdout
+    assert "test_moon.py::test_skipped: the moon is full" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--check-skips"], 0, "skips: 1; 0 not allowed (noted)"),
+        (["--engines"], 1, "skips: 1; 1 not allowed (a failure)"),
+        (["--engines", "-n", "1"], 1, "skips: 1; 1 not allowed (a failure)"),
+    ],
+)
+def test_an_engine_may_be_missing_only_where_it_is_not_installed(
+    tmp_path: Path, options: list[str], code: int, said: str
+) -> None:
+    (tmp_path / "test_star.py").write_text(ENGINE)
+    ended = run(tmp_path, {"CI": ""}, options)
+    assert ended.returncode == code, ended.stdout
+    assert said in ended.stdout
+
+
+def run(folder: Path, environment: dict[str, str], options: list[str]) -> "subprocess.CompletedProcess[str]":
+    (folder / "conftest.py").write_text(CONFTEST)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder), *options],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert ended.returncode == code, ended.stdout
-    assert f"skips: 1; 1 not allowed {verdict}" in ended.stdout
-    assert "test_moon.py::test_skipped: the moon is full" in ended.stdout

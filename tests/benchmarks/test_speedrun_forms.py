@@ -87,14 +87,16 @@ def test_the_newest_real_run_counts_and_of_one_day_the_lowest(tmp_path: Path, be
 
     kept("h200", "2026-01-01", 0.99)
     kept("2xh200", "2026-01-02", 0.94)
-    assert real_share.newest("bfloat16", tmp_path).stem == "mixture_2xh200"
+    assert real_share.newest("bfloat16", "h200", tmp_path).stem == "mixture_2xh200"
     kept("h200", "2026-01-02", 0.97)
-    assert real_share.share_of(real_share.newest("bfloat16", tmp_path)) == ("2026-01-02", 0.94)
-    assert real_share.newest("float8", tmp_path).stem == "mixture_2xh200"
+    assert real_share.share_of(real_share.newest("bfloat16", "h200", tmp_path)) == ("2026-01-02", 0.94)
+    assert real_share.newest("float8", "h200", tmp_path).stem == "mixture_2xh200"
     kept("h200", "2026-01-03", 0.96)
     kept("h200_float8", "2026-01-01", 0.93)
-    assert real_share.newest("float8", tmp_path).stem == "mixture_h200_float8"
-    assert real_share.newest("bfloat16", tmp_path).stem == "mixture_h200"
+    kept("2xh100", "2026-01-04", 0.90)
+    assert real_share.newest("float8", "h200", tmp_path).stem == "mixture_h200_float8"
+    assert real_share.newest("bfloat16", "h200", tmp_path).stem == "mixture_h200"
+    assert real_share.newest("float8", "h100", tmp_path).stem == "mixture_2xh100"
 
 
 def test_each_form_has_its_row_with_the_share_of_its_precision(beside: Any) -> None:

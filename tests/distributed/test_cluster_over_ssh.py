@@ -1,6 +1,6 @@
 """`python -m trainer cluster` against hosts that answer, refuse, and never answer, each within its limit.
 
-The hosts are a program that stands for ssh and, in `make soak`, real sshds on loopback ports.
+The hosts are a program that stands for ssh and, in `make test-engines`, real sshds on loopback ports.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ssh_hosts import SSHD, Cluster, fake, serving, with_hosts_that_fail
+from tests.ssh_hosts import Cluster, fake, serving, with_hosts_that_fail
 from tests.substitute_ranks import LOOPS, SAVES, WAITS, is_alive, ranks_of
 from tests.trainer.smi_for_tests import process, put_smi
 from trainer.__main__ import main
@@ -27,7 +27,7 @@ SILENT = Way(connect_seconds=SILENT_SECONDS)
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param("sshd", marks=pytest.mark.soak), "a program that stands for ssh"]
+    scope="module", params=[pytest.param("sshd", marks=pytest.mark.engine), "a program that stands for ssh"]
 )
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The hosts a and b answer, and print before they do; stranger and closed refuse; silent says nothing."""
@@ -36,8 +36,6 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param != "sshd":
         yield fake(folder, BANNER, PATH=path)
         return
-    if SSHD is None:
-        pytest.skip("no sshd here (apt-get install openssh-server); the other half covers the same ground")
     with serving(folder, BANNER, PATH=path) as served, with_hosts_that_fail(served) as wider:
         yield wider
 
@@ -73,16 +71,10 @@ CheckSilent = Callable[..., None]
 
 
 @pytest.fixture
-def check_silent(request: pytest.FixtureRequest, ask: Ask) -> CheckSilent:
-    """Return a function that checks that a command gives up a host that never answers, at its limit.
-
-    Through the program that stands for ssh it is checked once.
-    """
-    is_again = "stands" in request.node.name and SSHD is not None
+def check_silent(ask: Ask) -> CheckSilent:
+    """Return a function that checks that a command gives up a host that never answers, at its limit."""
 
     def check(command: str, *words: str, code: int = 1, limit_seconds: float) -> None:
-        if is_again:
-            return
         reported = ask(command, "silent", *words, connect_seconds=SILENT_SECONDS)
         assert reported.code == code
         assert reported.seconds < limit_seconds + MARGIN_SECONDS

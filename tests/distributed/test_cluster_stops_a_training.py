@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.forked_runs import Forks
-from tests.ssh_hosts import SSHD, fake, serving
+from tests.ssh_hosts import fake, serving
 from tests.trainer.shards_for_tests import TINY, make_shards, settings
 from trainer.__main__ import main
 from trainer.health.watch import heartbeat
 from trainer.run_folder import metrics, process_records
 
 
-@pytest.fixture
-def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The ssh command that knows the host a: a real sshd, or where there is none a program in its place."""
+@pytest.fixture(params=[pytest.param("sshd", marks=pytest.mark.engine), "a program that stands for ssh"])
+def ssh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The ssh command that knows the host a."""
     folder = tmp_path_factory.mktemp("hosts")
-    if SSHD is None:
+    if request.param != "sshd":
         yield fake(folder).ssh
         return
     with serving(folder) as cluster:

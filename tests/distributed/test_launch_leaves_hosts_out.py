@@ -11,9 +11,9 @@ import pytest
 from tests.ranks_that_end import Attempts, launch, log_file
 from tests.ssh_hosts import Cluster, free_port, serving, with_hosts_that_fail
 from trainer.cluster.hostfile import Host
-from vidcurate.errors import VidcurateError
+from vidcurate.errors import VidcurateError, counted
 
-pytestmark = pytest.mark.usefixtures("forked_agents")
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("forked_agents")]
 A, B = Host(name="a"), Host(name="b")
 
 
@@ -37,7 +37,7 @@ def verdicts(*words: str) -> str:
     return json.dumps({"nodes": nodes})
 
 
-@pytest.mark.parametrize("min_hosts", [None, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("min_hosts", [None, 2])
 def test_a_node_that_fails_its_preflight_is_left_out_while_enough_are_left(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], min_hosts: int | None
 ) -> None:
@@ -138,15 +138,14 @@ def test_at_the_start_a_host_may_be_missing_only_if_that_was_said(
     assert (line["event"], line["host"]) == ("excluded", "closed")
 
 
-@pytest.mark.soak
 def test_a_number_of_ranks_that_the_recipe_cannot_take_ends_the_launch(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     def fits(ranks: int) -> str:
-        return "" if ranks == 2 else f"parallel.sharding 2 does not divide the {ranks} ranks that are left."
+        return "" if ranks == 2 else f"parallel.sharding 2 does not divide {counted(ranks, 'rank')}."
 
     bad = {"0": {"after": 60}, "1": {"exit": 77}}
 
     assert over_ssh(cluster, tmp_path, [bad], A, B, fits=fits) == 77
 
-    assert log_file(tmp_path)[-1]["reason"].startswith("parallel.sharding 2 does not divide 1 rank")
+    assert log_file(tmp_path)[-1]["reason"].startswith("parallel.sharding 2 does not divide 1 rank.")

@@ -75,6 +75,7 @@ def is_alive(process: int) -> bool:
     return False
 
 
+@pytest.mark.engine
 def test_a_signal_lets_every_rank_of_two_hosts_save_and_leave(launches: Launches, tmp_path: Path) -> None:
     run = tmp_path / "run"
     launched = launches.start(run, "a slots=1\nb  # the other\n", *MANY)
@@ -101,7 +102,7 @@ def test_a_signal_lets_every_rank_of_two_hosts_save_and_leave(launches: Launches
     assert "rank 1 of 2" in second
 
 
-@pytest.mark.soak
+@pytest.mark.engine
 def test_a_run_over_ssh_ends_well(launches: Launches, tmp_path: Path) -> None:
     launched = launches.start(tmp_path / "run", "a\n", *STEPS)
 
@@ -110,7 +111,7 @@ def test_a_run_over_ssh_ends_well(launches: Launches, tmp_path: Path) -> None:
     assert "step 3/3" in launched.text()
 
 
-@pytest.mark.soak
+@pytest.mark.engine
 def test_the_first_rank_that_fails_ends_all_and_is_named(launches: Launches, tmp_path: Path) -> None:
     run = tmp_path / "run"
     launched = launches.start(run, "a\nb\n", *MANY, options=("--restarts", "0"))
@@ -125,7 +126,7 @@ def test_the_first_rank_that_fails_ends_all_and_is_named(launches: Launches, tmp
     assert not any(map(is_alive, processes.values()))
 
 
-@pytest.mark.soak
+@pytest.mark.engine
 def test_a_launcher_that_is_killed_leaves_no_rank_behind(launches: Launches, tmp_path: Path) -> None:
     run = tmp_path / "run"
     launched = launches.start(run, "a slots=2\n", *MANY)
@@ -142,6 +143,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind(launches: Launches, tmp
     assert (run / "LATEST").exists()  # they saved before they left
 
 
+@pytest.mark.engine
 def test_hosts_that_do_not_answer_are_a_line_each_and_nothing_starts(
     launches: Launches, tmp_path: Path
 ) -> None:
@@ -164,7 +166,7 @@ def test_hosts_that_do_not_answer_are_a_line_each_and_nothing_starts(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.soak
+@pytest.mark.engine
 def test_a_refusal_of_the_ranks_is_the_launchers_too(launches: Launches, tmp_path: Path) -> None:
     launched = launches.start(tmp_path / "run", "a\n", "stages.0.data.levels=[7]", *STEPS)
 

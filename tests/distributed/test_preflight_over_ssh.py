@@ -30,7 +30,7 @@ if os.environ["HOST_OF_TEST"] == "b":
 STEPS = ("stages.0.steps=2", "stages.0.log_every=1", "sample=null", "loader.num_workers=0")
 
 
-@pytest.mark.soak  # seven starts of torch; the quick part is in tests/faults/test_preflight.py
+@pytest.mark.engine  # seven starts of torch; the quick part is in tests/faults/test_preflight.py
 def test_a_host_whose_preflight_finds_a_wrong_product_is_left_out_and_the_run_ends_without_it(
     forks: Forks, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from trainer.report.preview import plan_command
 __all__ = ["chromium"]  # a fixture
 
 
+@pytest.mark.engine
 def test_a_browser_shows_every_picture_and_asks_for_nothing(
     chromium: str,
     tmp_path: Path,

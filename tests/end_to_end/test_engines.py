@@ -136,6 +136,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             os.environ["RAY_ADDRESS"] = before
 
 
+@pytest.mark.engine
 def test_a_cluster_of_two_nodes_gives_the_same_bytes(home: Path, two_nodes: str) -> None:
     pipeline(home, "ray", workers=2, engine="ray")
 

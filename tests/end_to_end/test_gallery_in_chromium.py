@@ -9,6 +9,7 @@ from tests.browser import Browser
 from tests.trainer.report.test_gallery import SPEC, add_round, add_steps
 from trainer.report import gallery
 
+pytestmark = pytest.mark.engine
 PROMPTS = tuple(f"prompt {name}" for name in ("red", "green", "blue", "white"))
 MANY = SPEC.model_copy(update={"prompts": PROMPTS, "seeds": (0,)})
 NEAR = "[...document.querySelectorAll('video')].filter(clip => clip.src)"

@@ -23,6 +23,7 @@ from trainer.run_folder import clip_losses, jsonl, metrics
 from vidcurate.curation.report import review_link
 from vidcurate.curation.report.build import run_report
 
+pytestmark = pytest.mark.engine
 HOSTILE = '"><img src=x onerror="document.title=\'owned\'">javascript:alert(1)'
 HERE = "JSON.parse(decodeURIComponent(location.hash.slice(1)) || '{}')"
 

@@ -18,6 +18,8 @@ from vidcurate.curation.report.build import run_report, with_breaks
 from vidcurate.shards.build import run_build_shards
 from vidcurate.shards.layout import ShardSpec
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -174,6 +174,7 @@ def test_the_page_is_small_and_its_bytes_are_the_runs(page: Path) -> None:
     assert page.read_bytes() == before
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_browser_shows_every_section_and_asks_for_nothing(
     page: Path, chromium: str, scheme: str, tmp_path: Path
@@ -189,6 +190,7 @@ def test_a_browser_shows_every_section_and_asks_for_nothing(
     assert np.abs(seen.picture.astype(int) - paper).sum(axis=2).max() > 400
 
 
+@pytest.mark.engine
 def test_a_page_that_asks_and_complains_would_be_seen(chromium: str, tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
     bad.write_text(

@@ -19,6 +19,7 @@ from tests.vidcurate.curation.review.conftest import Server, curated, served
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.review_decisions.journal import read_decisions
 
+pytestmark = pytest.mark.engine
 MILLION = 1_000_000
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\u202e"
 

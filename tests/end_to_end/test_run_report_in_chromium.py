@@ -52,6 +52,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run / report_command.PAGE
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_browser_shows_every_section_of_a_run_and_asks_for_nothing(
     page: Path, chromium: str, scheme: str, tmp_path: Path

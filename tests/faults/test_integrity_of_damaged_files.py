@@ -183,6 +183,7 @@ def test_recall_of_each_level(corpus: Corpus) -> None:
     assert found["garbage_tail"] == every["garbage_tail"]
 
 
+@pytest.mark.engine
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="no ffmpeg: the test before asks PyAV instead")
 def test_the_full_level_finds_what_the_program_ffmpeg_finds(corpus: Corpus) -> None:
     found = 0

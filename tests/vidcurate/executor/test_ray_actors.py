@@ -58,6 +58,7 @@ def ray_of_one_machine() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.mark.engine
 def test_crashes_and_limits_are_rows_on_a_cluster_as_they_are_here(ray_of_one_machine: None) -> None:
     there, here = rows(ExecutorSpec(engine="ray", num_workers=2)), rows(ExecutorSpec(num_workers=2))
 
@@ -66,12 +67,14 @@ def test_crashes_and_limits_are_rows_on_a_cluster_as_they_are_here(ray_of_one_ma
     assert ray_actors.num_cpus() == 2
 
 
+@pytest.mark.engine
 def test_an_error_of_the_function_is_raised_as_it_is(ray_of_one_machine: None) -> None:
     with pytest.raises(MediaError, match=r"clip \d: is broken") as raised:
         rows(ExecutorSpec(engine="ray", num_workers=1), broken)
     assert raised.value.kind == "empty"
 
 
+@pytest.mark.engine
 def test_a_worker_that_is_lost_with_its_node_is_replaced(ray_of_one_machine: None, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
 

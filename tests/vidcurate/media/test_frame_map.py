@@ -84,6 +84,7 @@ def test_what_cannot_be_sought_exactly_has_no_map(make_video) -> None:  # type: 
         assert frame_map_of(make_video(name, num_frames=6)) is None
 
 
+@pytest.mark.engine
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="PyAV cannot encode in two passes: needs ffmpeg")
 def test_hidden_reference_pictures_are_no_frames(tmp_path: Path) -> None:
     path = tmp_path / "hidden.webm"

@@ -50,6 +50,7 @@ def _compare(path: Path, count: int, most: int, firsts: tuple[int, ...]) -> None
             assert np.array_equal(found, expected[wanted]), (path.name, wanted, known is not None)
 
 
+@pytest.mark.engine
 @needs_ffmpeg
 @pytest.mark.parametrize("name", QUICK)
 def test_frames_of_real_clips_are_those_of_the_ffmpeg_program(shared: Path, name: str) -> None:
@@ -58,6 +59,7 @@ def test_frames_of_real_clips_are_those_of_the_ffmpeg_program(shared: Path, name
     _compare(shared / "data" / "clips" / name, count, 16, (0, 7))
 
 
+@pytest.mark.engine
 @needs_ffmpeg
 @pytest.mark.soak
 def test_frames_of_every_real_clip_are_those_of_the_ffmpeg_program(shared: Path) -> None:
@@ -68,6 +70,7 @@ def test_frames_of_every_real_clip_are_those_of_the_ffmpeg_program(shared: Path)
         _compare(shared / "data" / "clips" / row["file"], int(row["frames"]), 150, (0, 1, 49, 100))
 
 
+@pytest.mark.engine
 @needs_ffmpeg
 @pytest.mark.parametrize(
     "name",

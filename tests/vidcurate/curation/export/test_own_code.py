@@ -17,6 +17,7 @@ from tests.vidcurate.curation.export.fitted_clips import ONE_LINE, expected
 from vidcurate.curation.export.trainers.registry import TRAINERS
 
 # `make test-engines` installs tests/trainers.txt here; finetrainers needs an older `datasets`.
+pytestmark = pytest.mark.engine
 PACKAGES = Path(sys.prefix) / "trainers"
 OWN_PACKAGES = {
     "cosmos-predict2": [PACKAGES],

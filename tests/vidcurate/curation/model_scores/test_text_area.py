@@ -22,6 +22,7 @@ def test_the_area_of_text_is_that_of_the_boxes(tmp_path: Path) -> None:
     assert detector.share(image) == pytest.approx(2 * expected, rel=0.1)
 
 
+@pytest.mark.engine
 def test_text_is_found_by_a_real_detector() -> None:
     """PP-OCR's detection model, where the package that ships it is installed."""
     found = importlib.util.find_spec("rapidocr")

@@ -114,6 +114,7 @@ def test_energons_index_files_say_where_every_sample_and_part_lies(built: Path, 
     assert read == expected
 
 
+@pytest.mark.engine
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set")  # Energon asks for it without a GPU
 def test_energons_own_reader_reads_every_sample(built: Path, expected: Samples) -> None:
     energon = pytest.importorskip("megatron.energon", reason="megatron-energon is not installed")
@@ -156,6 +157,7 @@ def test_wids_index_says_what_lies_in_every_shard(built: Path) -> None:
             assert entry["nsamples"] == len(archive.getnames()) / 3
 
 
+@pytest.mark.engine
 def test_wids_own_reader_reads_every_sample(built: Path, expected: Samples, tmp_path: Path) -> None:
     wids = pytest.importorskip("wids", reason="wids is not installed: webdataset has it below 1.0")
     dataset = wids.ShardListDataset(str(built / "index.json"), transformations=[], cache_dir=str(tmp_path))
