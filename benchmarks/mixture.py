@@ -111,6 +111,10 @@ class Ran:
 def report(ran: Ran, alone: Alone, hardware: str) -> list[Row]:
     """Return the figures of a run against those of each bucket alone."""
     updates, stage, warm_up, cache = ran.lines, ran.stage, ran.warm_up, ran.cache
+    if len(updates) <= warm_up:
+        sys.exit(
+            f"{ran.run} has {len(updates)} updates, of which {warm_up} warm up: train it without --report."
+        )
     warm, counted = updates[warm_up - 1], updates[warm_up:]
     wall = counted[-1]["time"] - warm["time"]
     of_updates = [predicted(alone, stage, line["step"] - 1, ran.ranks) for line in counted]

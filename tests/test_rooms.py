@@ -162,7 +162,8 @@ ROOMS = {
         "vidcurate.executor vidcurate.recipe vidcurate.shards vidcurate.storage"
     ),
     "trainer.cluster": (
-        "trainer.cli trainer.health trainer.health.watch trainer.recipe trainer.run_folder trainer.training"
+        "trainer.cli trainer.health trainer.health.watch trainer.recipe trainer.run_folder trainer.training "
+        "vidcurate.storage"
     ),
     "trainer.generation.server": (
         "trainer.cli trainer.data trainer.distributed trainer.generation trainer.model "

@@ -68,6 +68,18 @@ def test_a_save_costs_what_the_updates_after_it_took_beyond_their_prediction(
     assert ran.save_costs(None) == 4.0
 
 
+def test_a_run_cut_off_in_its_warm_up_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    mixture = importlib.import_module("mixture")
+    ran = mixture.Ran(run=tmp_path / "cut", ranks=4, stage=None, warm_up=5, cache=tmp_path)
+    monkeypatch.setattr(mixture.metrics, "read_metrics", lambda _: [{"step": 1, "time": 2.0}] * 5)
+
+    with pytest.raises(SystemExit, match=r"cut has 5 updates, of which 5 warm up: train it without --report"):
+        mixture.report(ran, None, "a GPU")
+
+
 def test_float8_lies_beside_the_models_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     named = importlib.import_module("mixture").named

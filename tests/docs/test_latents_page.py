@@ -9,7 +9,8 @@ import pytest
 
 from tests.trainer.shards_for_tests import make_shards, smoke
 from trainer.data.latents import command as latents_command
-from trainer.data.latents.folder import LATENT_COLUMNS, TEXT_COLUMNS, read_manifest
+from trainer.data.latents.folder import LATENT_COLUMNS, TEXT_COLUMNS
+from trainer.data.latents.manifest import read_manifest
 from trainer.data.latents.precompute import encode_ahead, request_of
 from vidcurate import rng
 from vidcurate.loader import clip_view

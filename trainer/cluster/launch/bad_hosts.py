@@ -15,6 +15,7 @@ from typing import Any
 from trainer.cli import exit_codes
 from trainer.cluster.launch.start_on_hosts import Ended
 from trainer.run_folder import jsonl, metrics
+from vidcurate.storage import regular_file
 
 PREFLIGHT = "preflight.json"
 SAYS_BAD = "bad node"  # a preflight's error starts so, followed by the nodes' names and a colon
@@ -32,7 +33,7 @@ class Seen:
 def seen(run: Path) -> Seen:
     """Return the current state of a run's folder."""
     try:
-        with (run / PREFLIGHT).open("rb") as file:
+        with regular_file.opened(run / PREFLIGHT) as file:
             facts = os.fstat(file.fileno())
     except OSError:
         preflight = None
@@ -110,7 +111,7 @@ def _nodes(run: Path, before: Seen) -> list[dict[str, Any]]:
     if seen(run).preflight == before.preflight:
         return []
     try:
-        kept = json.loads((run / PREFLIGHT).read_text(encoding="utf-8"))
+        kept = json.loads(regular_file.read_bytes(run / PREFLIGHT))
     except (OSError, ValueError, RecursionError):
         return []
     nodes = kept.get("nodes") if isinstance(kept, dict) else None

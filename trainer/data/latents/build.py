@@ -9,21 +9,21 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.latents.folder import (
+from trainer.data.latents.folder import LATENTS_NAME, TEXTS_NAME, numbers, read_table, shape_of
+from trainer.data.latents.manifest import (
     FORMAT,
-    LATENTS_NAME,
     MANIFEST_NAME,
-    TEXTS_NAME,
-    numbers,
+    FileName,
+    Request,
+    check_shape,
     read_manifest,
-    read_table,
-    shape_of,
 )
 from trainer.data.latents.plan import Identity, PlannedShard, difference, plan_digest
 from trainer.data.latents.write import (
@@ -38,7 +38,7 @@ from vidcurate import __version__
 from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.shards.index import Index
 from vidcurate.shards.index_file import INDEX_NAME
-from vidcurate.storage import atomic_file, lock
+from vidcurate.storage import atomic_file, lock, regular_file
 from vidcurate.storage.atomic_file import size_of
 
 _AWAY = "Give --out another folder, or delete this one."
@@ -105,7 +105,7 @@ def begin(
         with holding(out, wait=True):
             if not (build / PLAN_NAME).exists():
                 _lay_open(out, index, shards, want)
-            plan = json.loads((build / PLAN_NAME).read_text(encoding="utf-8"))
+            plan = _read_plan(out)
             check_same(out, plan, want)
             if plan["digest"] != plan_digest(shards):
                 raise StageError(
@@ -122,6 +122,23 @@ def begin(
                     (out / name).unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"{out}: cannot be written ({error.strerror or error}).") from error
+
+
+@dataclass
+class _Plan(Request):
+    digest: str
+    replaces: list[FileName]
+
+
+def _read_plan(out: Path) -> dict[str, Any]:
+    """Return the plan of a folder under construction. Raises StageError for a damaged one."""
+    path = out / BUILD / PLAN_NAME
+    try:
+        plan: dict[str, Any] = json.loads(regular_file.read_bytes(path))
+        check_shape(plan, _Plan)
+    except (OSError, ValueError, RecursionError) as error:
+        raise StageError(f"{path}: is damaged ({error}). {_AWAY}") from error
+    return plan
 
 
 def _lay_open(out: Path, index: Index, shards: tuple[PlannedShard, ...], want: Mapping[str, Any]) -> None:
@@ -202,7 +219,7 @@ def finish(out: Path, shards: tuple[PlannedShard, ...]) -> bool:
             done = finished(out, shards)
             if len(done) < len(shards):
                 return False
-            plan = json.loads((build / PLAN_NAME).read_text(encoding="utf-8"))
+            plan = _read_plan(out)
             tables = {
                 name: _join(build, [shard for shard in shards if shard.table == name], name)
                 for name in (LATENTS_NAME, TEXTS_NAME)

@@ -9,7 +9,6 @@
 Two tables beside the index, because a clip can be kept in several shapes but has each text once.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,14 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trainer.data.latents.manifest import MANIFEST_NAME, read_manifest
 from vidcurate.errors import InputError, MissingError, ShardError
 from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.shards.index import Index, read_index
 from vidcurate.shards.index_file import INDEX_NAME
-from vidcurate.storage import regular_file
 
-FORMAT = "vidcurate-latents-1"
-MANIFEST_NAME = "manifest.json"
 LATENTS_NAME, TEXTS_NAME = "latents.parquet", "texts.parquet"
 TABLES = (INDEX_NAME, LATENTS_NAME, TEXTS_NAME)
 
@@ -163,23 +160,6 @@ def numbers(table: Any, name: str) -> NDArray[Any]:
 
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Return the folder's manifest, None without one. Raises ShardError for another file."""
-    try:
-        manifest = json.loads(regular_file.read_bytes(path / MANIFEST_NAME))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ShardError(f"{path / MANIFEST_NAME}: cannot be read as JSON ({error}).") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        kind = manifest.get("format") if isinstance(manifest, dict) else None
-        hint = " It is the manifest of clips: give it as data.shards." if "shards" in str(kind) else ""
-        raise ShardError(
-            f"{path / MANIFEST_NAME}: its format is {kind!r}, this version reads {FORMAT!r}.{hint}"
-        )
-    return manifest
 
 
 def schema_of(name: str) -> Any:

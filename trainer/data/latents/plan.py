@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.latents.folder import FORMAT, LATENTS_NAME, TEXTS_NAME, Rows, Shape, shape_name
+from trainer.data.latents.folder import LATENTS_NAME, TEXTS_NAME, Rows, Shape, shape_name
+from trainer.data.latents.manifest import FORMAT
 from vidcurate.sampler.bucket_shapes import Bucket
 from vidcurate.shards.index import Index
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.run_folder import jsonl
 from vidcurate.errors import StorageError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 BAD_CLIPS = "bad_clips.jsonl"
 KINDS = ("nonfinite", "spike")
@@ -35,7 +35,7 @@ def _listed(path: Path) -> set[str | None]:
     Other lines stay as they are: a damaged file must not end the training. Raises StorageError.
     """
     try:
-        data = path.read_bytes() if path.exists() else b""
+        data = regular_file.read_bytes(path) if path.exists() else b""
         last = data.rpartition(b"\n")[2]
         if last:
             is_cut = _clip_id(last) is None

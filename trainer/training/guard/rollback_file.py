@@ -10,15 +10,16 @@ import shutil
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import checkpoint, retention
-from trainer.training.guard import history
 from trainer.training.guard.history import Rollback
 from vidcurate.errors import CheckpointError, StorageError
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 
 GUARD = "guard.json"
 SAMPLES = "samples"
@@ -31,10 +32,12 @@ def read_rollbacks(run: Path) -> tuple[Rollback, ...]:
     if not path.exists():
         return ()
     try:
-        return history.rollbacks_from(json.loads(path.read_text(encoding="utf-8"))["rollbacks"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        kept = TypeAdapter(dict[Literal["rollbacks"], tuple[Rollback, ...]])
+        return kept.validate_json(regular_file.read_bytes(path), strict=True)["rollbacks"]
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"{path}: cannot be read ({error}). Restore the file, or choose a new output."
+            f"{path}: cannot be read ({reason}). Restore the file, or choose a new output."
         ) from error
 
 

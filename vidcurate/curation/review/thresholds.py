@@ -152,7 +152,7 @@ class Thresholds:
             raise InputError(f"recipe name {name[:80]!r}: use letters, digits, - and _, at most 60.")
         text = self.recipe_text(wanted)
         path = self._rows.run / RECIPES / f"{name}.yaml"
-        if path.exists() and path.read_text(encoding="utf-8") != text:
+        if path.is_file() and path.read_text(encoding="utf-8") != text:
             raise InputError(f"{path}: holds other settings. Save under another name.")
         atomic_file.write_text(path, text)
         return path

@@ -82,3 +82,10 @@ def test_without_a_verdict_file_a_preflights_line_names_the_host_and_any_other_7
     assert bad({0: 77, 2: -15}, {0: "error: bad node localhost: …"}, ALIKE) == []  # which of them?
     assert bad(everyone, dict.fromkeys(range(6), mine)) == []
     assert bad({0: 77, 2: 77, 4: 77}, {0: mine, 2: reported, 4: reported}) == ["a", "b", "c"]
+
+
+def test_a_pipe_in_place_of_a_preflight_names_no_host_and_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    before = seen(tmp_path)
+    os.mkfifo(tmp_path / PREFLIGHT)
+    assert seen(tmp_path).preflight is None
+    assert bad_hosts(tmp_path, ended(dict.fromkeys(range(4), 77), ALIKE), before) == {}

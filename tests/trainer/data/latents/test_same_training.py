@@ -18,7 +18,8 @@ from tests.trainer.encoders_for_tests import make_t5, make_vae
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
 from trainer.data import open_stage
 from trainer.data import stages as data_stages
-from trainer.data.latents.folder import MANIFEST_NAME, open_folder, read_manifest
+from trainer.data.latents.folder import open_folder
+from trainer.data.latents.manifest import MANIFEST_NAME, read_manifest
 from trainer.data.latents.read import LatentLoader
 from trainer.run_folder.checkpoint import checkpoint
 from trainer.train import train

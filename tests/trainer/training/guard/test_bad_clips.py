@@ -1,6 +1,7 @@
 """The guard names bad clips in a file, and a later run that reads the file never shows them."""
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from trainer import __main__ as trainer_command
 from trainer.report.preview.dry_run import dry_run, to_text
 from trainer.run_folder import metrics
 from trainer.training.guard import bad_clips, step_guard
-from vidcurate.errors import InputError, MissingError
+from vidcurate.errors import InputError, MissingError, StorageError
 from vidcurate.sampler.leave_out import read_clip_ids
 
 SHORT = ("stages.0.steps=16", "stages.0.checkpoint_every=8", "guard.nonfinite=skip")
@@ -99,6 +100,12 @@ def test_a_damaged_file_does_not_end_the_training(tmp_path: Path, line: bytes) -
     file.write_bytes(line + b"\n")
     _append(tmp_path, "a")
     assert file.read_bytes().startswith(line + b'\n{"clip_id": "a"')
+
+
+def test_a_pipe_in_its_place_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / bad_clips.BAD_CLIPS)
+    with pytest.raises(StorageError, match="it is no regular file"):
+        _append(tmp_path, "a")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Thresholds tried in the review are those of the filter: same clips, same counts, same recipe."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,14 @@ def test_a_saved_recipe_is_what_filter_takes(own: Server) -> None:
     assert again.status_code == 400
     assert "holds other settings" in again.json()["error"]
     assert run_filter(own.session.run, spec).rows_kept == expected["kept"]["clips"]
+
+
+def test_a_pipe_in_place_of_a_recipe_is_waited_for_by_nobody(own: Server) -> None:
+    path = own.session.run / "recipes" / "piped.yaml"
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    assert own.post("/api/recipe", {"limits": LIMITS, "name": "piped"}).status_code == 200
+    assert recipes.load(path, FilterSpec).limits
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "x" * 61, "a\0", "a.yaml", "ü"])

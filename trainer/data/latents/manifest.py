@@ -1,0 +1,114 @@
+"""Manifest of a latent folder: what was encoded, with what, and the facts of every file.
+
+A manifest may be edited, cut or forged. A name in it is that of a file in its own folder.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+
+from vidcurate.errors import ShardError
+from vidcurate.storage import regular_file
+
+FORMAT = "vidcurate-latents-1"
+MANIFEST_NAME = "manifest.json"
+
+
+def _own_name(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        raise ValueError("is no name of a file in this folder")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_own_name)]
+"""name of a file in the folder itself"""
+
+
+@dataclass
+class _Shard:
+    name: FileName
+    table: str
+    digest: str
+    bytes: NonNegativeInt
+
+
+@dataclass
+class _Table:
+    bytes: NonNegativeInt
+
+
+@dataclass
+class _Shape:
+    num_frames: PositiveInt
+    height: PositiveInt
+    width: PositiveInt
+    frame_stride: PositiveInt
+
+
+@dataclass
+class _Clips:
+    structure_fingerprint: str
+    content_fingerprint: str
+
+
+@dataclass
+class _Kept:
+    variance: bool
+
+
+@dataclass
+class Request:
+    """What is encoded, with what: in a manifest, and in the plan of a folder under construction."""
+
+    clips: _Clips
+    encoders: dict[str, Any]
+    captions: list[str]
+    kept: _Kept
+    weights: dict[str, Any]
+
+
+@dataclass
+class _Manifest(Request):
+    shapes: list[_Shape]
+    totals: dict[str, Any]
+    tables: dict[FileName, _Table]
+    shards: list[_Shard]
+    empty_shards: dict[FileName, str]
+
+
+def check_shape(value: object, shape: type) -> None:
+    """Raise ValueError, in one line, for JSON that is not of this shape; keys of no name are let be."""
+    try:
+        TypeAdapter(shape).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
+        raise ValueError(f"{where}: {first['msg']}") from error
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """Return the folder's manifest, None without one.
+
+    Raises ShardError for another file, and for one that was edited or cut.
+    """
+    file = path / MANIFEST_NAME
+    try:
+        manifest = json.loads(regular_file.read_bytes(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ShardError(f"{file}: cannot be read as JSON ({error}).") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        kind = manifest.get("format") if isinstance(manifest, dict) else None
+        hint = " It is the manifest of clips: give it as data.shards." if "shards" in str(kind) else ""
+        raise ShardError(f"{file}: its format is {kind!r}, this version reads {FORMAT!r}.{hint}")
+    try:
+        check_shape(manifest, _Manifest)
+    except ValueError as error:
+        raise ShardError(
+            f"{file}: {error}: the file was edited or cut. Copy it again from where the latents were made."
+        ) from error
+    return manifest
