@@ -8,8 +8,11 @@ partial shards, and a record of each finished one.
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.shards import index_file
@@ -28,6 +31,7 @@ from vidcurate.shards.write_shard import (
 )
 from vidcurate.storage import regular_file
 from vidcurate.storage.atomic_file import size_of
+from vidcurate.storage.json_shape import FileName, check_shape
 
 _WAYS_ON = "Give --out another folder, or add --overwrite to replace what is there."
 
@@ -38,6 +42,73 @@ def _read_json(path: Path) -> Any:
         return json.loads(regular_file.read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+@dataclass
+class _Plan:
+    """The part of a set's plan, under construction, that is compared and that names files."""
+
+    plan_sha256: str
+    spec: dict[str, Any]
+    inputs: dict[str, str]
+    shards: list[FileName]
+    replaces: list[FileName]
+
+
+def _read_plan(build: Path) -> dict[str, Any] | None:
+    """Return the plan of a set under construction; None when it is missing or damaged."""
+    plan: dict[str, Any] = _read_json(build / "plan.json")
+    try:
+        check_shape(plan, _Plan)
+    except ValueError:
+        return None
+    return plan
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Crc = Annotated[int, Field(ge=0, lt=2**32)]
+Packed = Annotated[str, Field(pattern=r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")]
+
+
+@dataclass
+class _Record:
+    """The record of a finished shard (`write_shard.Record`)."""
+
+    plan_sha256: str
+    blake3: str
+    bytes: Count
+    positions: list[Count]
+    failed: list[dict[str, Any]]
+    changed: dict[str, dict[str, float | None]]
+    json_offset: list[Count]
+    json_size: list[Count]
+    json_crc32c: list[Crc]
+    video_offset: list[Count]
+    video_size: list[Count]
+    video_crc32c: list[Crc]
+    video_extension: list[str]
+    text_offset: list[Count | None]
+    text_size: list[Count | None]
+    text_crc32c: list[Crc | None]
+    frame_map: list[Packed | None]
+    rendition: list[str | None]
+
+
+def _read_record(path: Path, num_clips: int) -> Record | None:
+    """Return the record of a finished shard of so many clips; None when it is missing or damaged."""
+    record: Record = _read_json(path)
+    try:
+        check_shape(record, _Record)
+    except ValueError:
+        return None
+    positions = record["positions"]
+    is_whole = (
+        positions == sorted(set(positions))
+        and all(position < num_clips for position in positions)
+        and all(len(record[name]) == len(positions) for name in PLACES)
+        and all(set(columns) <= {*CHANGED_BY_A_CUT} for columns in record["changed"].values())
+    )
+    return record if is_whole else None
 
 
 def finished_by(out: Path, spec: ShardSpec, inputs: Mapping[str, str], videos: Path) -> dict[str, Any] | None:
@@ -106,7 +177,7 @@ def open_set(
     after an error the folder is unchanged.
     """
     build = out / BUILD
-    building, manifest = _read_json(build / "plan.json"), read_manifest(out)
+    building, manifest = _read_plan(build), read_manifest(out)
     names = [shard.name for shard in plan.shards]
     ours = {shard["name"] for shard in manifest["shards"]} if manifest else set()
     if building:
@@ -121,9 +192,10 @@ def open_set(
     done: dict[str, Record] = {}
     found = _records_of_finished(out, plan, manifest) if manifest and not building else {}
     for shard in plan.shards:
-        record = found.get(shard.name) or _read_json(build / f"{shard.name}.json")
-        fits = record and record["plan_sha256"] == shard.digest and not record["failed"]
-        if fits and size_of(out / shard.name) == record["bytes"]:
+        record = found.get(shard.name) or _read_record(build / f"{shard.name}.json", len(shard.rows))
+        if not record or record["plan_sha256"] != shard.digest or record["failed"]:
+            continue
+        if size_of(out / shard.name) == record["bytes"]:
             done[shard.name] = record
     stale = [out / name for name in sorted(ours) if name not in done and (out / name).exists()]
     _check_space(out, sum(s.num_bytes for s in plan.shards if s.name not in done), stale)

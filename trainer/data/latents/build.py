@@ -17,14 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.latents.folder import LATENTS_NAME, TEXTS_NAME, numbers, read_table, shape_of
-from trainer.data.latents.manifest import (
-    FORMAT,
-    MANIFEST_NAME,
-    FileName,
-    Request,
-    check_shape,
-    read_manifest,
-)
+from trainer.data.latents.manifest import FORMAT, MANIFEST_NAME, Request, read_manifest
 from trainer.data.latents.plan import Identity, PlannedShard, difference, plan_digest
 from trainer.data.latents.write import (
     BUILD,
@@ -40,6 +33,7 @@ from vidcurate.shards.index import Index
 from vidcurate.shards.index_file import INDEX_NAME
 from vidcurate.storage import atomic_file, lock, regular_file
 from vidcurate.storage.atomic_file import size_of
+from vidcurate.storage.json_shape import FileName, check_shape
 
 _AWAY = "Give --out another folder, or delete this one."
 PLAN_NAME = "plan.json"

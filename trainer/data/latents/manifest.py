@@ -1,30 +1,21 @@
-"""Manifest of a latent folder: what was encoded, with what, and the facts of every file.
+"""Manifest of a latent folder: what was encoded, with what, and each file.
 
-A manifest may be edited, cut or forged. A name in it is that of a file in its own folder.
+A manifest may be edited, cut or forged: what other modules read of it is checked.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, PositiveInt
 
 from vidcurate.errors import ShardError
 from vidcurate.storage import regular_file
+from vidcurate.storage.json_shape import FileName, check_shape
 
 FORMAT = "vidcurate-latents-1"
 MANIFEST_NAME = "manifest.json"
-
-
-def _own_name(name: str) -> str:
-    if name in ("", ".", "..") or "/" in name or not name.isprintable():
-        raise ValueError("is no name of a file in this folder")
-    return name
-
-
-FileName = Annotated[str, AfterValidator(_own_name)]
-"""name of a file in the folder itself"""
 
 
 @dataclass
@@ -77,16 +68,6 @@ class _Manifest(Request):
     tables: dict[FileName, _Table]
     shards: list[_Shard]
     empty_shards: dict[FileName, str]
-
-
-def check_shape(value: object, shape: type) -> None:
-    """Raise ValueError, in one line, for JSON that is not of this shape; keys of no name are let be."""
-    try:
-        TypeAdapter(shape).validate_json(json.dumps(value), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
-        raise ValueError(f"{where}: {first['msg']}") from error
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
