@@ -1,4 +1,4 @@
-"""Shape of JSON that was read: types of its keys, and names of files in the folder itself.
+"""Shape of JSON: types of its keys, and names of files in the folder itself.
 
 A file may be edited, cut or forged. A name in it must not lead out of the folder that holds it.
 """
