@@ -23,7 +23,12 @@ from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 
 from trainer.run_folder.checkpoint.pickle_scan import require_bounded
 from vidcurate.errors import CheckpointError
@@ -48,8 +53,17 @@ _ALLOWED = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),  # a lookup in a dict of layouts
 }
+# Python 3.13 has PosixPath in a module of its own; a checkpoint may be of another Python.
+_MOVED = {("pathlib._local", "PosixPath"): "pathlib"}
 _MOST_CHARACTERS = 200  # of a forged value in an error
 _FILE = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
+
+
+def _member(owner: Any, name: Any) -> Any:
+    """Return a member of DCP's enum: Python 3.11.0 to 3.11.3 pickle one as getattr of the enum and a name."""
+    if owner is not _MEM_FORMAT_ENCODING or type(name) is not str or name not in owner.__members__:
+        raise pickle.UnpicklingError("it names builtins.getattr, which no checkpoint of tensors needs")
+    return owner[name]
 
 
 class _Unpickler(pickle.Unpickler):
@@ -60,6 +74,9 @@ class _Unpickler(pickle.Unpickler):
         self._attributes: dict[Any, dict[str, Any]] = {}  # of each class and enum member that was named
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return partial(_member)
+        module = _MOVED.get((module, name), module)
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if "." in name or not (is_dtype or (module, name) in _ALLOWED):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint of tensors needs")

@@ -1,7 +1,9 @@
 """A checkpoint from anybody runs no code and reads nothing outside its folder."""
 
+import enum
 import hashlib
 import importlib
+import io
 import json
 import pickle
 import struct
@@ -9,11 +11,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 from trainer.__main__ import main
 from trainer.run_folder.checkpoint import checkpoint, part_metadata, parts
@@ -70,6 +73,55 @@ CALLS = [
     ("importlib", "import_module", "{}"),
     ("_codecs", "encode", "{}"),
 ]
+
+
+class _OfPython3112(pickle.Pickler):
+    """Pickles enum members as Python 3.11.0 to 3.11.3 do: by getattr."""
+
+    def reducer_override(self, obj: object) -> Any:
+        return (getattr, (type(obj), obj.name)) if isinstance(obj, enum.Enum) else NotImplemented
+
+
+def test_a_checkpoint_of_any_supported_python_is_read(part: Path) -> None:
+    metadata = pickle.loads((part / ".metadata").read_bytes())
+    metadata = replace(metadata, storage_meta=StorageMeta(checkpoint_id=Path("elsewhere")))
+    written = io.BytesIO()
+    _OfPython3112(written, protocol=4).dump(metadata)
+    of_3_13 = pickle.dumps(metadata, 3).replace(b"cpathlib\n", b"cpathlib._local\n")
+    for data, word in ((written.getvalue(), b"getattr"), (of_3_13, b"pathlib._local")):
+        assert word in data
+        (part / ".metadata").write_bytes(data)
+        found = part_metadata.read_metadata(part)
+        assert found == metadata
+        (facts,) = {one.properties.memory_format for one in found.state_dict_metadata.values()}
+        assert facts is torch.contiguous_format
+
+
+class _Attribute:
+    """Pickled as getattr of `owner` and `name`."""
+
+    def __init__(self, owner: object, name: object) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.owner, self.name)
+
+
+FORMATS = importlib.import_module(METADATA)._MEM_FORMAT_ENCODING
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (FORMATS, "__init__"), (FORMATS, "mro"), (FORMATS, "__members__"), (FORMATS, "name"), (FORMATS, 7),
+        (FORMATS, ["TORCH_CHANNELS_LAST"]), (Metadata, "__init__"), (Path("a"), "unlink"), ("a", "join"),
+        (_StorageInfo, "__class__"), (_Attribute(FORMATS, "TORCH_CHANNELS_LAST"), "__class__"),
+    ],
+)  # fmt: skip
+def test_getattr_gives_members_of_one_enum_and_nothing_else(part: Path, owner: object, name: object) -> None:
+    (part / ".metadata").write_bytes(pickle.dumps(_Attribute(owner, name), 4))
+    with pytest.raises(CheckpointError, match="which no checkpoint of tensors needs"):
+        part_metadata.read_metadata(part)
 
 
 @pytest.mark.parametrize("forge", [calls, calls_by_protocol_0])
