@@ -74,7 +74,7 @@ class _Unpickler(pickle.Unpickler):
         self._attributes: dict[Any, dict[str, Any]] = {}  # of each class and enum member that was named
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):
+        if module in ("builtins", "__builtin__") and name == "getattr":
             return partial(_member)
         module = _MOVED.get((module, name), module)
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
