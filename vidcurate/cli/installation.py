@@ -123,6 +123,7 @@ def _installed(package: str) -> str | None:
 def versions() -> dict[str, Any]:
     """Return the versions that a bug report needs, as plain values; None for what is not installed."""
     import av
+    from av import library_versions
 
     def is_built_in(name: str) -> bool:
         try:
@@ -136,7 +137,7 @@ def versions() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _installed(name) for name in PACKAGES},
-        "ffmpeg": {name: ".".join(map(str, parts)) for name, parts in av.library_versions.items()},
+        "ffmpeg": {name: ".".join(map(str, parts)) for name, parts in library_versions.items()},
         "decoders": {
             codec: [name for name in names if is_built_in(name)] for codec, names in DECODERS.items()
         },

@@ -29,19 +29,21 @@ from vidcurate.shards.write_shard import (
     problem_of,
     write_json,
 )
-from vidcurate.storage import regular_file
+from vidcurate.storage import json_shape, regular_file
 from vidcurate.storage.atomic_file import size_of
-from vidcurate.storage.json_shape import FileName, check_shape
+from vidcurate.storage.json_shape import Count, FileName
 
 _WAYS_ON = "Give --out another folder, or add --overwrite to replace what is there."
 
 
-def _read_json(path: Path) -> Any:
-    """Return the parsed file; None when it is missing or incomplete."""
+def _read_json(path: Path, shape: type) -> Any:
+    """Return the parsed file; None when it is missing, incomplete or of another shape."""
     try:
-        return json.loads(regular_file.read_bytes(path))
-    except (OSError, ValueError, RecursionError):
+        data = regular_file.read_bytes(path)
+        json_shape.parse(data, shape)
+    except (OSError, ValueError):
         return None
+    return json.loads(data)
 
 
 @dataclass
@@ -55,19 +57,8 @@ class _Plan:
     replaces: list[FileName]
 
 
-def _read_plan(build: Path) -> dict[str, Any] | None:
-    """Return the plan of a set under construction; None when it is missing or damaged."""
-    plan: dict[str, Any] = _read_json(build / "plan.json")
-    try:
-        check_shape(plan, _Plan)
-    except ValueError:
-        return None
-    return plan
-
-
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Crc = Annotated[int, Field(ge=0, lt=2**32)]
-Packed = Annotated[str, Field(pattern=r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")]
+_Crc = Annotated[int, Field(ge=0, lt=2**32)]
+_Packed = Annotated[str, Field(pattern=r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$")]
 
 
 @dataclass
@@ -82,24 +73,22 @@ class _Record:
     changed: dict[str, dict[str, float | None]]
     json_offset: list[Count]
     json_size: list[Count]
-    json_crc32c: list[Crc]
+    json_crc32c: list[_Crc]
     video_offset: list[Count]
     video_size: list[Count]
-    video_crc32c: list[Crc]
+    video_crc32c: list[_Crc]
     video_extension: list[str]
     text_offset: list[Count | None]
     text_size: list[Count | None]
-    text_crc32c: list[Crc | None]
-    frame_map: list[Packed | None]
+    text_crc32c: list[_Crc | None]
+    frame_map: list[_Packed | None]
     rendition: list[str | None]
 
 
 def _read_record(path: Path, num_clips: int) -> Record | None:
     """Return the record of a finished shard of so many clips; None when it is missing or damaged."""
-    record: Record = _read_json(path)
-    try:
-        check_shape(record, _Record)
-    except ValueError:
+    record: Record | None = _read_json(path, _Record)
+    if record is None:
         return None
     positions = record["positions"]
     is_whole = (
@@ -177,7 +166,7 @@ def open_set(
     after an error the folder is unchanged.
     """
     build = out / BUILD
-    building, manifest = _read_plan(build), read_manifest(out)
+    building, manifest = _read_json(build / "plan.json", _Plan), read_manifest(out)
     names = [shard.name for shard in plan.shards]
     ours = {shard["name"] for shard in manifest["shards"]} if manifest else set()
     if building:

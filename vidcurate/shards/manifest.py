@@ -9,6 +9,7 @@ from typing import Any
 from vidcurate.errors import ShardError, StageError, StorageError
 from vidcurate.shards.layout import LAYOUT
 from vidcurate.storage import lock, regular_file
+from vidcurate.storage.json_shape import is_own_name
 
 MANIFEST_NAME = "manifest.json"
 # Formats that this version reads; format 2 had hashes as numbers, and no key of a clip without a value.
@@ -62,7 +63,7 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
             if (
                 type(value) not in (kind if isinstance(kind, tuple) else (kind,))
                 or (type(value) is int and not 0 <= value < _MOST)
-                or (name == "name" and ("/" in value or not value.isprintable()))
+                or (name == "name" and not is_own_name(value))
                 or (type(value) is str and value.encode("utf-8", "ignore").decode() != value)  # half a pair
             ):
                 raise ShardError(

@@ -14,6 +14,7 @@ import pytest
 from vidcurate.cli.main import main
 from vidcurate.curation.clip_table import stage_json, table_checksum
 from vidcurate.errors import TableError
+from vidcurate.storage import json_shape
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +185,7 @@ def test_metadata_at_which_polars_panics_are_named(
 
 @dataclass(frozen=True)
 class Shape:
-    a: stage_json.Count
+    a: json_shape.Count
 
 
 def test_a_file_beside_a_table_has_the_shape_that_its_stage_writes(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from vidcurate import __version__
 from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.shards.index import Index
 from vidcurate.shards.index_file import INDEX_NAME
-from vidcurate.storage import atomic_file, lock, regular_file
+from vidcurate.storage import atomic_file, json_shape, lock, regular_file
 from vidcurate.storage.atomic_file import size_of
-from vidcurate.storage.json_shape import FileName, check_shape
+from vidcurate.storage.json_shape import FileName
 
 _AWAY = "Give --out another folder, or delete this one."
 PLAN_NAME = "plan.json"
@@ -120,6 +120,8 @@ def begin(
 
 @dataclass
 class _Plan(Request):
+    """The part of a folder's plan that is read."""
+
     digest: str
     replaces: list[FileName]
 
@@ -128,10 +130,11 @@ def _read_plan(out: Path) -> dict[str, Any]:
     """Return the plan of a folder under construction. Raises StageError for a damaged one."""
     path = out / BUILD / PLAN_NAME
     try:
-        plan: dict[str, Any] = json.loads(regular_file.read_bytes(path))
-        check_shape(plan, _Plan)
-    except (OSError, ValueError, RecursionError) as error:
+        data = regular_file.read_bytes(path)
+        json_shape.parse(data, _Plan)
+    except (OSError, ValueError) as error:
         raise StageError(f"{path}: is damaged ({error}). {_AWAY}") from error
+    plan: dict[str, Any] = json.loads(data)
     return plan
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import PositiveInt
 
 from vidcurate.errors import ShardError
-from vidcurate.storage import regular_file
-from vidcurate.storage.json_shape import FileName, check_shape
+from vidcurate.storage import json_shape, regular_file
+from vidcurate.storage.json_shape import Count, FileName
 
 FORMAT = "vidcurate-latents-1"
 MANIFEST_NAME = "manifest.json"
@@ -23,12 +23,12 @@ class _Shard:
     name: FileName
     table: str
     digest: str
-    bytes: NonNegativeInt
+    bytes: Count
 
 
 @dataclass
 class _Table:
-    bytes: NonNegativeInt
+    bytes: Count
 
 
 @dataclass
@@ -77,7 +77,8 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
     """
     file = path / MANIFEST_NAME
     try:
-        manifest = json.loads(regular_file.read_bytes(file))
+        data = regular_file.read_bytes(file)
+        manifest = json.loads(data)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -87,7 +88,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         hint = " It is the manifest of clips: give it as data.shards." if "shards" in str(kind) else ""
         raise ShardError(f"{file}: its format is {kind!r}, this version reads {FORMAT!r}.{hint}")
     try:
-        check_shape(manifest, _Manifest)
+        json_shape.parse(data, _Manifest)
     except ValueError as error:
         raise ShardError(
             f"{file}: {error}: the file was edited or cut. Copy it again from where the latents were made."

@@ -22,8 +22,9 @@ from torch import Tensor
 from trainer.data.latents.folder import WORD, schema_of
 from vidcurate.errors import StorageError
 from vidcurate.shards.tar_write import TarWriter
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, json_shape, regular_file
 from vidcurate.storage.checksum import sha256_file
+from vidcurate.storage.json_shape import Count, FileName
 
 BUILD = ".build"  # subfolder of the latent folder for everything unfinished
 _RECORD_KEY = b"vidcurate"
@@ -155,12 +156,27 @@ def write_table(path: Path, table: Any, facts: Mapping[str, Any] | None = None) 
         )
 
 
+@dataclass
+class _Record:
+    """A record's facts."""
+
+    name: FileName
+    table: str
+    digest: str
+    samples: Count
+    bytes: Count
+    sha256: str | None
+
+
 def read_record(path: Path) -> dict[str, Any] | None:
     """Return a record's facts; None without a record, or for a file of another kind."""
     try:
-        facts: dict[str, Any] = json.loads((pq.read_metadata(path).metadata or {})[_RECORD_KEY])
+        with regular_file.opened(path) as file:
+            data = (pq.read_metadata(file).metadata or {})[_RECORD_KEY]
+        json_shape.parse(data, _Record)
     except (OSError, pa.ArrowException, KeyError, ValueError):
         return None
+    facts: dict[str, Any] = json.loads(data)
     return facts
 
 

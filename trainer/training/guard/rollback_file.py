@@ -8,22 +8,27 @@ import json
 import re
 import shutil
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import TypeAdapter
+from typing import Any
 
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder import pointer
 from trainer.run_folder.checkpoint import checkpoint, retention
 from trainer.training.guard.history import Rollback
 from vidcurate.errors import CheckpointError, StorageError
-from vidcurate.storage import atomic_file, regular_file
+from vidcurate.storage import atomic_file, json_shape, regular_file
 
 GUARD = "guard.json"
 SAMPLES = "samples"
 _SAMPLED = re.compile(r"^step-(\d+)$")
+
+
+@dataclass
+class _Kept:
+    """What the file holds."""
+
+    rollbacks: tuple[Rollback, ...]
 
 
 def read_rollbacks(run: Path) -> tuple[Rollback, ...]:
@@ -32,12 +37,10 @@ def read_rollbacks(run: Path) -> tuple[Rollback, ...]:
     if not path.exists():
         return ()
     try:
-        kept = TypeAdapter(dict[Literal["rollbacks"], tuple[Rollback, ...]])
-        return kept.validate_json(regular_file.read_bytes(path), strict=True)["rollbacks"]
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
+        return json_shape.parse(regular_file.read_bytes(path), _Kept).rollbacks
+    except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{path}: cannot be read ({reason}). Restore the file, or choose a new output."
+            f"{path}: cannot be read ({error}). Restore the file, or choose a new output."
         ) from error
 
 

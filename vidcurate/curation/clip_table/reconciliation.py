@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vidcurate.curation.clip_table import stage_json
-from vidcurate.curation.clip_table.stage_json import Count
+from vidcurate.storage.json_shape import Count
 
 RECONCILE = "reconcile.json"
 

@@ -5,15 +5,12 @@ to one that is missing, cut, edited or of another form in one line.
 """
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
-
-from vidcurate.errors import TableError, printable
-from vidcurate.storage import regular_file
+from vidcurate.errors import TableError
+from vidcurate.storage import json_shape, regular_file
 
 T = TypeVar("T")
-Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 def read(path: Path, shape: type[T]) -> T | None:
@@ -22,14 +19,11 @@ def read(path: Path, shape: type[T]) -> T | None:
     Keys that the shape does not have are ignored. Raises TableError.
     """
     try:
-        return TypeAdapter(shape).validate_json(regular_file.read_bytes(path), strict=True)
+        return json_shape.parse(regular_file.read_bytes(path), shape)
     except FileNotFoundError:
         return None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        reason = f"{where}: {first['msg']}" if where else first["msg"]
-        raise _damaged(path, reason, is_json=first["type"] != "json_invalid") from error
+    except ValueError as error:
+        raise _damaged(path, str(error), is_json=not isinstance(error, json_shape.NotJson)) from error
     except OSError as error:
         raise _damaged(path, str(error.strerror)) from error
 
@@ -44,7 +38,4 @@ def require(path: Path, shape: type[T]) -> T:
 
 def _damaged(path: Path, reason: str, *, is_json: bool = True) -> TableError:
     what = "is not what its stage writes" if is_json else "cannot be read as JSON"
-    return TableError(
-        f"{path}: {what} ({printable(reason)[:300]}). Delete the table that its stage wrote, and run it "
-        "again."
-    )
+    return TableError(f"{path}: {what} ({reason}). Delete the table that its stage wrote, and run it again.")

@@ -17,7 +17,6 @@ import polars as pl
 
 from vidcurate.curation.clip_table import run_lock, stage_json, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
-from vidcurate.curation.clip_table.stage_json import Count
 from vidcurate.curation.dedup import clusters, exact, perceptual, preference
 from vidcurate.curation.dedup.search import EMBEDDINGS, Search, not_looked_for, search_all
 from vidcurate.curation.dedup.spec import DedupSpec
@@ -25,6 +24,7 @@ from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import remove_parts
 from vidcurate.storage import atomic_file, download
+from vidcurate.storage.json_shape import Count
 
 _TOP = 10
 _NEEDED = (

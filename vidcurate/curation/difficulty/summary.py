@@ -7,9 +7,9 @@ from typing import Any
 from pydantic import FiniteFloat, model_validator
 
 from vidcurate.curation.clip_table import stage_json
-from vidcurate.curation.clip_table.stage_json import Count
 from vidcurate.curation.difficulty.advice import Ramp, Tail
 from vidcurate.curation.difficulty.jumps import Jump
+from vidcurate.storage.json_shape import Count
 
 LEVELS = "levels.json"
 

@@ -15,7 +15,6 @@ import polars as pl
 
 from vidcurate.curation.clip_table import rejection_ledger, run_lock, stage_json, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
-from vidcurate.curation.clip_table.stage_json import Count
 from vidcurate.curation.filter.apply_reviews import (
     NO_REVIEWS,
     Reviews,
@@ -31,6 +30,7 @@ from vidcurate.curation.review_decisions.journal import REVIEWS
 from vidcurate.curation.review_decisions.outcome import digest_of
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
+from vidcurate.storage.json_shape import Count
 
 FUNNEL = "funnel.json"
 _WORD = pl.Categorical()  # stages, rules, measures and thresholds in memory: 4 bytes instead of 16

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from tests.trainer.data.latents.made import encode
+from tests.trainer.data.latents.made import encode, files
 from trainer.data.latents.folder import open_folder
-from trainer.data.latents.write import BUILD
+from trainer.data.latents.write import BUILD, read_record, write_table
 from vidcurate.errors import ShardError, VidcurateError
 
 Plan = dict[str, Any]
@@ -103,6 +104,37 @@ def test_a_forged_manifest_is_refused_by_its_key_before_a_step(
         with pytest.raises(ShardError, match=rf"manifest\.json: {key}[.:]") as raised:
             open_folder(out)
         assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a folder that nothing disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    encode(shards, out, "stages.0.data.views=3")
+    return files(out)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        [], 3, {}, {"bytes": "many"}, {"sha256": 7}, {"digest": None}, {"name": "../mine.txt"}, {"bytes": -1},
+        {"samples": []}, "pipe",
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_shard_whose_record_is_forged_is_encoded_again(
+    shards: Path, begun: Path, whole: dict[str, bytes], forged: Any
+) -> None:
+    for path in (begun / BUILD).glob("*.tar.parquet"):
+        table, facts = pq.read_table(path), read_record(path)
+        assert facts is not None
+        path.unlink()
+        if forged == "pipe":
+            os.mkfifo(path)
+        else:
+            write_table(path, table, facts | forged if isinstance(forged, dict) and forged else forged)
+    encode(shards, begun, "stages.0.data.views=3")
+    assert files(begun) == whole
 
 
 def test_a_pipe_in_place_of_a_plan_is_waited_for_by_nobody(shards: Path, begun: Path) -> None:
