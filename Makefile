@@ -1,5 +1,5 @@
 # make demo   install into .venv and run the whole pipeline on generated data
-# make test   the test suite (nine minutes on two quick cores)
+# make test   the test suite (eight minutes on two quick cores)
 # make test-engines   install Ray, sshd, Chromium, ffmpeg, other readers and trainers, and run the tests that need them
 # make check  format, lint, types
 # make bench  measure probe and tables here, then print every kept result as one table
