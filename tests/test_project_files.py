@@ -91,6 +91,14 @@ def test_every_dependency_is_pinned(project: dict[str, Any]) -> None:
     assert wanted - {"vidcurate"} - pinned == set()
 
 
+def test_the_constraints_allow_the_cuda_build_of_torch() -> None:
+    """pip gives most machines the CUDA build, which asks for one triton; the CPU build asks for none."""
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.M))
+    asked_for = {"2.13.0": "3.7.1"}  # Requires-Dist in the METADATA of torch's wheel on PyPI
+    assert pins["triton"] == asked_for[pins["torch"]]
+
+
 def test_the_version_is_one() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == __version__
