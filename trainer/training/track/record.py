@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vidcurate.errors import InputError, StateError
-from vidcurate.storage import atomic_file, lock
+from vidcurate.storage import atomic_file, lock, regular_file
 
 LEAST_SEEDS = 3
 LIMIT_P = 0.01
@@ -83,7 +83,7 @@ def write_record(folder: Path, record: dict[str, Any]) -> Path:
 def read_record(path: Path) -> dict[str, Any]:
     """Return the record at `path`. Raises InputError for a file that is none, or that was edited or cut."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(regular_file.read_bytes(path))
         if not isinstance(found, dict):
             raise ValueError("no JSON object")
     except (OSError, ValueError, RecursionError) as error:

@@ -27,13 +27,17 @@ from vidcurate.executor.parts_folder import (
     ExecutorSpec,
     PartSummary,
     check_parts,
+    chunk_file,
     chunks_of_part,
     finish_part,
     make_parts,
+    read_chunk,
     remove_chunks,
     remove_parts,
+    write_part,
 )
-from vidcurate.storage import atomic_file, download
+from vidcurate.executor.worker_processes import Row
+from vidcurate.storage import atomic_file, download, regular_file
 
 if TYPE_CHECKING:
     from vidcurate.curation.model_scores.scorers import Models
@@ -100,18 +104,31 @@ def _is_scored(clips: pl.DataFrame) -> pl.Series:
     return clips.select((fit & pl.col("ingest_problem").is_null()).fill_null(value=False)).to_series()
 
 
-def _part(parts: Path, number: int) -> tuple[Path, Path]:
-    return parts / f"{number:06d}.json", parts / f"{number:06d}.npy"
+def _embeddings_file(parts: Path, number: int) -> Path:
+    return chunk_file(parts, number).with_suffix(".npy")
 
 
-def _write_part(parts: Path, number: int, rows: list[dict[str, Any]], means: Any) -> None:
-    """Write a chunk's embeddings, then its rows: existing rows mean that both are complete."""
-    said, vectors = _part(parts, number)
-    with atomic_file.storage_errors(said):
+def _write_chunk(parts: Path, number: int, rows: list[dict[str, Any]], means: Any) -> None:
+    """Write a chunk's embeddings, then its rows. Raises StorageError."""
+    vectors = _embeddings_file(parts, number)
+    with atomic_file.storage_errors(vectors):
         if means is not None:
             with atomic_file.atomic_writer(vectors, is_flushed=False) as file:
                 np.save(file, means)
-        atomic_file.put(said, json.dumps(rows), is_flushed=False)
+    write_part(chunk_file(parts, number), rows)
+
+
+def _read_chunk(parts: Path, number: int, length: int, *, embeddings: bool) -> tuple[list[Row], Any] | None:
+    """Return a chunk's rows and mean embeddings (float32 [length, D]), or None where one is damaged."""
+    rows = read_chunk(chunk_file(parts, number), length)
+    if rows is None or not embeddings:
+        return None if rows is None else (rows, None)
+    try:
+        with regular_file.opened(_embeddings_file(parts, number)) as file:
+            means = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return (rows, means) if means.shape[:1] == (length,) else None
 
 
 def _score_chunks(
@@ -129,12 +146,16 @@ def _score_chunks(
         side = max(side, spec.text_short_side_px)
     chunks = [items[start : start + _CLIPS_A_CHUNK] for start in range(0, len(items), _CLIPS_A_CHUNK)]
     mine = chunks_of_part(len(chunks), executor.part)
-    todo = [number for number in mine if not _part(parts, number)[0].exists()]
+    known = {
+        number: _read_chunk(parts, number, len(chunks[number]), embeddings=spec.embeddings) for number in mine
+    }
+    todo = [number for number, chunk in known.items() if chunk is None]
     total = sum(len(chunks[number]) for number in mine)
     done = done_before = total - sum(len(chunks[number]) for number in todo)
     reasons = CommonFailure(lambda row: None if row["models_status"] == "ok" else row["models_problem"])
-    for number in sorted({*mine} - {*todo}):
-        reasons.add(_read_part(parts, number))
+    for chunk in known.values():
+        if chunk is not None:
+            reasons.add(chunk[0])
     progress(done, total, "clips")
     waiting = list(itertools.chain.from_iterable(chunks[number] for number in todo))
     looks = decoded(waiting, spec.positions, side, executor.num_workers)
@@ -152,7 +173,7 @@ def _score_chunks(
                 rows[place] |= scored
             if means is not None and embedded is not None:
                 means[there] = embedded
-        _write_part(parts, number, rows, means)
+        _write_chunk(parts, number, rows, means)
         done += len(found)
         reasons.add(rows)
         progress(done, total, "clips")
@@ -163,29 +184,19 @@ def _score_chunks(
     return finish_part(parts, executor.part, total, done_before) if executor.part else None
 
 
-def _check_merge(parts: Path, count: int) -> None:
-    """Raise StageError when a chunk is missing."""
-    missing = sum(
-        min(_CLIPS_A_CHUNK, count - number * _CLIPS_A_CHUNK)
-        for number in range(-(-count // _CLIPS_A_CHUNK))
-        if not _part(parts, number)[0].exists()
-    )
-    check_parts(parts, missing, count)
-
-
-def _read_part(parts: Path, number: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(_part(parts, number)[0].read_text(encoding="utf-8"))
-    return rows
-
-
-def _read_parts(parts: Path, count: int) -> tuple[list[dict[str, Any]], list[Any]]:
-    rows: list[dict[str, Any]] = []
-    means = []
+def _read_chunks(parts: Path, count: int, *, embeddings: bool) -> tuple[list[Row], list[Any]]:
+    """Return the rows of `count` clips and each chunk's embeddings. Raises StageError when any is missing."""
+    rows: list[Row] = []
+    means, missing = [], 0
     for number in range(-(-count // _CLIPS_A_CHUNK)):
-        rows += _read_part(parts, number)
-        vectors = _part(parts, number)[1]
-        if vectors.exists():
-            means.append(np.load(vectors))
+        length = min(_CLIPS_A_CHUNK, count - number * _CLIPS_A_CHUNK)
+        chunk = _read_chunk(parts, number, length, embeddings=embeddings)
+        if chunk is None:
+            missing += length
+        else:
+            rows += chunk[0]
+            means.append(chunk[1])
+    check_parts(parts, missing, count)
     return rows, means
 
 
@@ -246,14 +257,12 @@ def run_models(
                 named=True
             )
         ]
-        if executor.merge:
-            _check_merge(parts, len(items))
-        else:
+        if not executor.merge:
             make_parts(parts)
             part = _score_chunks(items, load(spec), parts, executor, progress)
             if part is not None:
                 return part
-        rows, means = _read_parts(parts, len(items))
+        rows, means = _read_chunks(parts, len(items), embeddings=spec.embeddings)
         if spec.embeddings:
             table.write(_embeddings(scored, rows, means), embedded, origin)
         table.write(_columns(clips, is_scored, rows, scores, used), target, origin)

@@ -279,6 +279,10 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InputError, match="is not a record of the track"):
             record.read_record(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="it is no regular file"):
+        record.read_record(path)
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run_and_names_its_step(

@@ -1,5 +1,6 @@
 """score-models stopped, killed, in parts and by several workers: the same bytes."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -69,6 +70,36 @@ def test_a_stopped_run_resumes_from_its_chunks(
     assert path.read_bytes() == whole
     assert (run[0] / "embeddings.parquet").read_bytes() == vectors
     assert not list(run[0].glob(".models-*"))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npy"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "pipe", "other", "gone"])
+def test_a_damaged_chunk_is_scored_again(
+    run: tuple[Path, Path], clip_folder: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, damage: str
+) -> None:
+    from vidcurate.curation.model_scores import stage as model_scores_stage
+
+    monkeypatch.setattr(model_scores_stage, "_CLIPS_A_CHUNK", 2)
+    spec = ModelsSpec(clip=str(clip_folder), embeddings=True)
+    run_models(run[0], spec, videos=run[1])
+    files = [table.stage_path(run[0], "models"), run[0] / "embeddings.parquet"]
+    whole = [path.read_bytes() for path in files]
+    for path in files:
+        path.unlink()
+    for number in (1, 2, 3):
+        run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(part=Part(number=number, of=3)))
+    (chunk,) = run[0].glob(f".models-*/000001{suffix}")
+    data = chunk.read_bytes()
+    chunk.unlink()
+    if damage == "pipe":
+        os.mkfifo(chunk)
+    elif damage != "gone":
+        other = b"[{}]" if suffix == ".json" else b"{}"
+        chunk.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "other": other}[damage])
+    with pytest.raises(StageError, match=r"2 of 6 clips"):
+        run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(merge=True))
+    run_models(run[0], spec, videos=run[1])
+    assert [path.read_bytes() for path in files] == whole
 
 
 def test_parts_give_the_tables_of_one_run_and_a_missing_one_is_named(

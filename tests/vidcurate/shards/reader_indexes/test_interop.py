@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import sqlite3
 import tarfile
@@ -187,6 +188,30 @@ def test_what_is_there_and_fits_is_kept_and_what_is_damaged_is_written_again(sha
     assert reader_indexes_export.export(shards, reader_indexes_export.READERS).files_written == 3
     assert contents(shards) == before
     assert verify(shards).problems == ()
+
+
+@pytest.mark.parametrize("name", ["index.json", ".index.json.partial.jsonl"])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"[]", b'{"url": [1], "blake3": "x", "md5sum": "y"}', b'{"shardlist": [5]}', b"\xff", b"[" * 5000],
+    ids=["pipe", "list", "no_name", "no_entry", "no_text", "nested"],
+)
+def test_a_forged_wids_index_is_written_again(shards: Path, name: str, content: bytes | None) -> None:
+    right = (shards / "index.json").read_bytes()
+    (shards / name).unlink(missing_ok=True)
+    os.mkfifo(shards / name) if content is None else (shards / name).write_bytes(content)
+    reader_indexes_export.export(shards, ("wids",))
+    assert (shards / "index.json").read_bytes() == right
+    assert not (shards / ".index.json.partial.jsonl").exists()
+
+
+def test_the_progress_of_a_wids_index_is_written_through_no_link(shards: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    (shards / "index.json").unlink()
+    (shards / ".index.json.partial.jsonl").symlink_to(mine)
+    reader_indexes_export.export(shards, ("wids",))
+    assert mine.read_text() == "mine"
 
 
 def test_an_index_file_that_names_other_places_is_named(shards: Path) -> None:
