@@ -232,12 +232,16 @@ def _value(text: str) -> Any:
 def _plain(value: Any, where: str) -> Any:
     """Convert YAML keys to strings, as in JSON (`51:` in a bucket table is the key "51").
 
-    Raises RecipeError for a text that no file can hold or be named.
+    Raises RecipeError for a text that no file can hold or be named, and for a value nested too deep: from
+    Python 3.12 on, json reads lists deeper than a function may call itself.
     """
-    if isinstance(value, dict):
-        return {str(_plain(key, where)): _plain(inner, where) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner, where) for inner in value]
+    try:
+        if isinstance(value, dict):
+            return {str(_plain(key, where)): _plain(inner, where) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [_plain(inner, where) for inner in value]
+    except RecursionError as error:
+        raise RecipeError(f"{where}: is nested too deep.") from error
     if isinstance(value, str) and (wrong := _NO_TEXT.search(value)):
         shown = json.dumps(value[max(0, wrong.start() - 20) : wrong.end() + 20])
         raise RecipeError(f"{where}: {shown} has a NUL byte or half of a character; remove it.")

@@ -78,6 +78,14 @@ def test_a_hostile_recipe_is_one_short_line_at_once(text: str) -> None:
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.parametrize("pair", ["[]", "{}"])
+def test_a_hostile_json_recipe_is_one_short_line(pair: str) -> None:
+    opening = pair[0] if pair == "[]" else '{"a": '
+    text = '{"depth": ' + opening * 5000 + "1" + pair[1] * 5000 + "}"
+    with pytest.raises(RecipeError, match=r"^r\.json: is nested too deep\.$"):
+        recipe.parse(text, Whole, where="r.json")
+
+
 @pytest.mark.parametrize(
     "value",
     [
