@@ -200,8 +200,9 @@ def _override(document: dict[str, Any], setting: str) -> Path_:
             place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
     try:
         place[part] = _plain(_value(text), _shown(setting))
-    except (ValueError, TypeError) as error:
-        raise RecipeError(f"{_shown(setting)}: cannot be applied ({str(error)[:200]}).") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+        raise RecipeError(f"{_shown(setting)}: cannot be applied ({reason}).") from error
     return added or tuple(path)
 
 
@@ -216,8 +217,6 @@ def _value(text: str) -> Any:
     """
     try:
         return json.loads(text, parse_constant=_no_constant)
-    except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
     except ValueError:
         pass
     try:
@@ -232,16 +231,12 @@ def _value(text: str) -> Any:
 def _plain(value: Any, where: str) -> Any:
     """Convert YAML keys to strings, as in JSON (`51:` in a bucket table is the key "51").
 
-    Raises RecipeError for a text that no file can hold or be named, and for a value nested too deep: from
-    Python 3.12 on, json reads lists deeper than a function may call itself.
+    Raises RecipeError for a text that no file can hold, RecursionError: json reads deeper than Python calls.
     """
-    try:
-        if isinstance(value, dict):
-            return {str(_plain(key, where)): _plain(inner, where) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [_plain(inner, where) for inner in value]
-    except RecursionError as error:
-        raise RecipeError(f"{where}: is nested too deep.") from error
+    if isinstance(value, dict):
+        return {str(_plain(key, where)): _plain(inner, where) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner, where) for inner in value]
     if isinstance(value, str) and (wrong := _NO_TEXT.search(value)):
         shown = json.dumps(value[max(0, wrong.start() - 20) : wrong.end() + 20])
         raise RecipeError(f"{where}: {shown} has a NUL byte or half of a character; remove it.")
@@ -285,11 +280,13 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
         except ImportError as error:
             raise RecipeError(f"{where}: PyYAML is not installed here; give the recipe as .json.") from error
         document, lines = yaml_text.document(text, where)
-    if document is None:
-        document = {}
+    document = {} if document is None else document
     if not isinstance(document, dict):
         raise RecipeError(f"{where}: a recipe is a mapping of settings, not a {type(document).__name__}.")
-    document = _plain(document, where)
+    try:
+        document = _plain(document, where)
+    except RecursionError as error:
+        raise RecipeError(f"{where}: is nested too deep.") from error
     given: dict[Path_, str] = {}
     for setting in settings:
         path = _override(document, setting)
@@ -310,9 +307,8 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
 
 def load(path: Path | str, model: type[M], *, settings: Sequence[str] = ()) -> M:
     """Return the recipe file at `path` as a `model`. Raises RecipeError."""
-    path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise RecipeError(
             f"{path}: no such recipe file; `vidcurate recipes list` names those that are installed."
