@@ -2,8 +2,8 @@
 
 Names are followed: a statement of a module counts where a statement that counts uses what it binds, and where
 it may do more than bind, as the import of its module then does that. Comments, docstrings, layout, what is
-raised, and statements that nothing runs yet change no figure. Of a command that starts other programs of the
-packages, modules count whole.
+raised, an `except` that ends in a raise, and statements that nothing runs yet change no figure. Of a command
+that starts other programs of the packages, modules count whole.
 """
 
 import ast
@@ -191,15 +191,26 @@ def code_of(command: str) -> dict[str, set[str] | None]:
     return found | dict.fromkeys(str(path.relative_to(ROOT)) for path in is_data)
 
 
+class _WithoutRefusals(ast.NodeTransformer):
+    """Drops what is raised, and each `except` that ends in a raise: no figure is of a run that ends so."""
+
+    def visit_Raise(self, node: ast.Raise) -> ast.Raise:
+        node.exc = node.cause = None
+        return node
+
+    def visit_Try(self, node: ast.Try) -> ast.Try | list[ast.stmt]:
+        self.generic_visit(node)
+        node.handlers = [one for one in node.handlers if not isinstance(one.body[-1], ast.Raise)]
+        return node if node.handlers or node.orelse or node.finalbody else node.body
+
+
 def statements(code: str, names: set[str] | None = None) -> set[str]:
     """Return a module's outermost statements that count as text, each imported name as one of its own."""
-    tree = ast.parse(code)
+    tree: ast.Module = _WithoutRefusals().visit(ast.parse(code))
     for node in ast.walk(tree):
         is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if is_documented and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
-        if isinstance(node, ast.Raise):
-            node.exc = node.cause = None
     parts: list[ast.stmt] = []
     for node in tree.body:
         is_import = isinstance(node, ast.Import | ast.ImportFrom)

@@ -155,3 +155,17 @@ def test_another_text_of_an_error_changes_no_figure(code: ModuleType) -> None:
     first = code.statements(text.format("ValueError('late') from None"))
     assert first == code.statements(text.format("StateError(f'{late()} s late')"))
     assert first != code.statements(text.replace("late():", "late(2):").format("ValueError('late')"))
+
+
+def test_an_except_that_ends_in_a_raise_changes_no_figure(code: ModuleType) -> None:
+    plain = "def read():\n    late()\n    return 1\n"
+    refused = (
+        "def read():\n    try:\n        late()\n"
+        "    except ValueError as error:\n        text = str(error)\n"
+        "        raise StateError(text) from error\n"
+        "    return 1\n"
+    )
+    assert code.statements(plain) == code.statements(refused)
+    assert code.statements(plain) != code.statements(
+        refused.replace("raise StateError(text) from error", "pass")
+    )

@@ -229,10 +229,7 @@ def _value(text: str) -> Any:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Convert YAML keys to strings, as in JSON (`51:` in a bucket table is the key "51").
-
-    Raises RecipeError for a text that no file can hold, RecursionError: json reads deeper than Python calls.
-    """
+    """Convert YAML keys to strings, as in JSON. Raises RecipeError, RecursionError."""
     if isinstance(value, dict):
         return {str(_plain(key, where)): _plain(inner, where) for key, inner in value.items()}
     if isinstance(value, list):
@@ -280,11 +277,12 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
         except ImportError as error:
             raise RecipeError(f"{where}: PyYAML is not installed here; give the recipe as .json.") from error
         document, lines = yaml_text.document(text, where)
-    document = {} if document is None else document
+    if document is None:
+        document = {}
     if not isinstance(document, dict):
         raise RecipeError(f"{where}: a recipe is a mapping of settings, not a {type(document).__name__}.")
     try:
-        document = _plain(document, where)
+        document = _plain(document, where)  # from Python 3.12 on, json reads deeper than functions call
     except RecursionError as error:
         raise RecipeError(f"{where}: is nested too deep.") from error
     given: dict[Path_, str] = {}
@@ -307,8 +305,9 @@ def parse(text: str, model: type[M], *, where: str = "recipe", settings: Sequenc
 
 def load(path: Path | str, model: type[M], *, settings: Sequence[str] = ()) -> M:
     """Return the recipe file at `path` as a `model`. Raises RecipeError."""
+    path = Path(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise RecipeError(
             f"{path}: no such recipe file; `vidcurate recipes list` names those that are installed."
