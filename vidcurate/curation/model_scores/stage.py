@@ -125,7 +125,7 @@ def _read_chunk(parts: Path, number: int, length: int, *, embeddings: bool) -> t
         return None if rows is None else (rows, None)
     try:
         with regular_file.opened(_embeddings_file(parts, number)) as file:
-            means = np.load(file, allow_pickle=False)
+            means = np.lib.format.read_array(file, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
     return (rows, means) if means.shape[:1] == (length,) else None
@@ -146,16 +146,16 @@ def _score_chunks(
         side = max(side, spec.text_short_side_px)
     chunks = [items[start : start + _CLIPS_A_CHUNK] for start in range(0, len(items), _CLIPS_A_CHUNK)]
     mine = chunks_of_part(len(chunks), executor.part)
-    known = {
-        number: _read_chunk(parts, number, len(chunks[number]), embeddings=spec.embeddings) for number in mine
-    }
-    todo = [number for number, chunk in known.items() if chunk is None]
+    reasons = CommonFailure(lambda row: None if row["models_status"] == "ok" else row["models_problem"])
+    todo = []
+    for number in mine:
+        chunk = _read_chunk(parts, number, len(chunks[number]), embeddings=spec.embeddings)
+        if chunk is None:
+            todo.append(number)
+        else:
+            reasons.add(chunk[0])
     total = sum(len(chunks[number]) for number in mine)
     done = done_before = total - sum(len(chunks[number]) for number in todo)
-    reasons = CommonFailure(lambda row: None if row["models_status"] == "ok" else row["models_problem"])
-    for chunk in known.values():
-        if chunk is not None:
-            reasons.add(chunk[0])
     progress(done, total, "clips")
     waiting = list(itertools.chain.from_iterable(chunks[number] for number in todo))
     looks = decoded(waiting, spec.positions, side, executor.num_workers)
