@@ -9,6 +9,7 @@ ends.
 
 import mmap
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -65,7 +66,7 @@ class SaveProcess:
             )
         os.close(memory)
         self._channel = Connection(ours.detach())
-        self._channel.send(layout)
+        self._send(layout)
 
     def fits(self, kinds: Mapping[str, parts.Kinds]) -> bool:
         """Return whether the shared memory has the layout of these tensors."""
@@ -92,9 +93,17 @@ class SaveProcess:
         self._channel.close()
         timed_command.kill(self._process)
 
+    def _send(self, message: Any) -> None:
+        """Send what `Connection.recv` reads. Raises OSError.
+
+        An error of `Connection.send` holds a view of a BytesIO, over which the garbage collector of Python
+        3.12.0 and 3.12.1 crashes (CPython gh-111049).
+        """
+        self._channel.send_bytes(pickle.dumps(message))
+
     def _ask(self, *question: Any) -> Any:
         try:
-            self._channel.send(question)
+            self._send(question)
             answer = self._channel.recv()
         except (OSError, EOFError) as error:
             code = self._process.poll()

@@ -72,20 +72,28 @@ def test_a_stopped_run_resumes_from_its_chunks(
     assert not list(run[0].glob(".models-*"))
 
 
-@pytest.mark.parametrize("suffix", [".json", ".npy"])
-@pytest.mark.parametrize("damage", ["cut", "empty", "pipe", "other", "gone"])
-def test_a_damaged_chunk_is_scored_again(
-    run: tuple[Path, Path], clip_folder: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, damage: str
-) -> None:
+def scored_whole(
+    run: tuple[Path, Path], clip_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ModelsSpec, dict[Path, bytes]]:
+    """Score the run in one go, in chunks of two clips; remove its tables and return what was in them."""
     from vidcurate.curation.model_scores import stage as model_scores_stage
 
     monkeypatch.setattr(model_scores_stage, "_CLIPS_A_CHUNK", 2)
     spec = ModelsSpec(clip=str(clip_folder), embeddings=True)
     run_models(run[0], spec, videos=run[1])
-    files = [table.stage_path(run[0], "models"), run[0] / "embeddings.parquet"]
-    whole = [path.read_bytes() for path in files]
+    files = table.stage_path(run[0], "models"), run[0] / "embeddings.parquet"
+    whole = {path: path.read_bytes() for path in files}
     for path in files:
         path.unlink()
+    return spec, whole
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npy"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "pipe", "other", "gone"])
+def test_a_damaged_chunk_is_scored_again(
+    run: tuple[Path, Path], clip_folder: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, damage: str
+) -> None:
+    spec, whole = scored_whole(run, clip_folder, monkeypatch)
     for number in (1, 2, 3):
         run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(part=Part(number=number, of=3)))
     (chunk,) = run[0].glob(f".models-*/000001{suffix}")
@@ -99,21 +107,13 @@ def test_a_damaged_chunk_is_scored_again(
     with pytest.raises(StageError, match=r"2 of 6 clips"):
         run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(merge=True))
     run_models(run[0], spec, videos=run[1])
-    assert [path.read_bytes() for path in files] == whole
+    assert {path: path.read_bytes() for path in whole} == whole
 
 
 def test_parts_give_the_tables_of_one_run_and_a_missing_one_is_named(
     run: tuple[Path, Path], clip_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vidcurate.curation.model_scores import stage as model_scores_stage
-
-    monkeypatch.setattr(model_scores_stage, "_CLIPS_A_CHUNK", 2)
-    spec = ModelsSpec(clip=str(clip_folder), embeddings=True)
-    run_models(run[0], spec, videos=run[1])
-    files = [table.stage_path(run[0], "models"), run[0] / "embeddings.parquet"]
-    whole = [path.read_bytes() for path in files]
-    for path in files:
-        path.unlink()
+    spec, whole = scored_whole(run, clip_folder, monkeypatch)
 
     def part(number: int) -> Any:
         return run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(part=Part(number=number, of=3)))
@@ -123,10 +123,10 @@ def test_parts_give_the_tables_of_one_run_and_a_missing_one_is_named(
     assert part(3).clips_done_before == 2
     with pytest.raises(StageError, match=r"part 2/3 is missing \(2 of 6 clips\)"):
         run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(merge=True))
-    assert not any(path.exists() for path in files)
+    assert not any(path.exists() for path in whole)
     part(2)
     run_models(run[0], spec, videos=run[1], executor=ExecutorSpec(merge=True))
-    assert [path.read_bytes() for path in files] == whole
+    assert {path: path.read_bytes() for path in whole} == whole
     assert not list(run[0].glob(".models-*"))
 
 
