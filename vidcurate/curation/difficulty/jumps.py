@@ -1,10 +1,10 @@
 """Jump between neighbouring levels: effect size, KS distance, tail ratio."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from vidcurate.curation.difficulty.spec import SplitSpec
@@ -88,17 +88,18 @@ BINS = 40
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
-def histograms(parts: list[pl.DataFrame], columns: list[str]) -> dict[str, dict[str, Any]]:
+def histograms(values: Mapping[str, list[Floats]]) -> dict[str, dict[str, Any]]:
     """Return column → {edges, counts: one list per level, quantiles: one list per level}.
+
+    `values` has the known values of each level, ascending, by column; a column without any is left out.
 
     All levels share the bins: one per whole number when that gives at most 40, else 40 of equal width up to
     the 99.9 % quantile, the last open above. The counts of a level sum to its clips with a known value.
     `quantiles` are those of QUANTILES (linear), [] for a level without values.
     """
     found: dict[str, dict[str, Any]] = {}
-    for column in columns:
-        values = [part[column].drop_nulls().cast(pl.Float64).to_numpy() for part in parts]
-        every = np.concatenate(values)
+    for column, levels in values.items():
+        every = np.concatenate(levels)
         if not len(every):
             continue
         low, high = float(every.min()), float(np.quantile(every, 0.999))
@@ -111,7 +112,9 @@ def histograms(parts: list[pl.DataFrame], columns: list[str]) -> dict[str, dict[
             edges = np.array([low, low + 1.0])
         found[column] = {
             "edges": edges.tolist(),
-            "counts": [np.histogram(np.minimum(part, edges[-1]), bins=edges)[0].tolist() for part in values],
-            "quantiles": [np.quantile(part, QUANTILES).tolist() if len(part) else [] for part in values],
+            "counts": [
+                np.diff(np.searchsorted(part, edges[:-1]), append=len(part)).tolist() for part in levels
+            ],
+            "quantiles": [np.quantile(part, QUANTILES).tolist() if len(part) else [] for part in levels],
         }
     return found

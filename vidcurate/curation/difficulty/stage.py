@@ -7,6 +7,7 @@ docs/difficulty.md. No source is in both folds. A clip's level and fold do not d
 
 import itertools
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -51,14 +52,18 @@ def _level(number: int, rows: pl.DataFrame, column: str) -> Level:
     )
 
 
-def _measure(parts: list[pl.DataFrame], columns: list[str], spec: SplitSpec) -> list[Jump]:
-    jumps = []
-    for column in columns:
-        values = [part[column].drop_nulls().cast(pl.Float64).sort().to_numpy() for part in parts]
-        for number, (low, high) in enumerate(itertools.pairwise(values), start=1):
-            if len(low) and len(high):
-                jumps.append(jump(column, low, high, spec, number))
-    return jumps
+def _ascending(part: pl.DataFrame, column: str) -> cut.Floats:
+    """Return the known values of `column` in a level, ascending, float64."""
+    return part[column].drop_nulls().cast(pl.Float64).sort().to_numpy()
+
+
+def _measure(values: Mapping[str, list[cut.Floats]], spec: SplitSpec) -> list[Jump]:
+    return [
+        jump(column, low, high, spec, number)
+        for column, levels in values.items()
+        for number, (low, high) in enumerate(itertools.pairwise(levels), start=1)
+        if len(low) and len(high)
+    ]
 
 
 def _with_folds(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, cut.Floats]:
@@ -210,7 +215,8 @@ def _measured(
     """Return the summary of the split `rows` of `total`, and the histograms of levels.json."""
     parts = [rows.filter(pl.col("level") == number) for number in range(1, spec.levels + 1)]
     columns = [name for name in dict.fromkeys((spec.column, *SHIFTING)) if name in rows.columns]
-    jumps = _measure(parts, columns, spec)
+    by_level = {name: [_ascending(part, name) for part in parts] for name in columns}
+    jumps = _measure(by_level, spec)
     train_clips = {number: int((part["fold"] == "train").sum()) for number, part in enumerate(parts, start=1)}
     ramps = advice.ramps(jumps, train_clips, spec)
     values = rows[spec.column].cast(pl.Float64).to_numpy()
@@ -237,7 +243,7 @@ def _measured(
         ),
         up_to_date=False,
     )
-    return summary, {"quantiles": QUANTILES, "columns": histograms(parts, columns)}
+    return summary, {"quantiles": QUANTILES, "columns": histograms(by_level)}
 
 
 def _reported(run: Path) -> int:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
 from vidcurate.curation.clip_table import table
@@ -101,9 +100,8 @@ class _Seen:
 
     def are_safe(self, num_rows: int) -> bool:
         """Return whether the ids of `num_rows` were seen once each, all unlike, each its own sample key."""
-        hashes = np.sort(pl.concat(self._hashes).to_numpy()) if self._hashes else np.empty(0, np.uint64)
-        is_whole = len(hashes) == num_rows and not self._has_other_keys
-        return is_whole and not bool((hashes[1:] == hashes[:-1]).any())
+        hashes = pl.concat(self._hashes) if self._hashes else pl.Series(dtype=pl.UInt64)
+        return not self._has_other_keys and len(hashes) == num_rows == hashes.n_unique()
 
 
 def _draft(rows: Rows, read: Typed, dataset: str, spec: IngestSpec, seen: _Seen) -> pl.LazyFrame:
