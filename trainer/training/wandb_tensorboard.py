@@ -9,7 +9,6 @@ import argparse
 import itertools
 import json
 import os
-import secrets
 import select
 import shutil
 import signal
@@ -23,10 +22,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.health import timed_command
-from trainer.run_folder import jsonl, metrics
+from trainer.run_folder import jsonl, metrics, sent_lines
 from trainer.run_folder.layout import LOGS
 from trainer.run_folder.trackers_spec import TrackersSpec
-from vidcurate.storage import atomic_file
+from vidcurate.errors import VidcurateError
 
 POLL_SECONDS = 1.0
 CLOSE_SECONDS = 60.0  # limit for a tracker to send the rest when the run ends
@@ -278,17 +277,12 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     """
     import wandb
 
-    folder = run / "wandb"
-    folder.mkdir(exist_ok=True)
-    kept = folder / "mirrored.json"
-    known: dict[str, Any] = (
-        json.loads(kept.read_text()) if kept.exists() else {"id": secrets.token_hex(4), "steps": {}}
-    )
-    atomic_file.put(kept, json.dumps(known), is_flushed=False)
+    kept = run / "wandb" / sent_lines.NAME
+    sent = sent_lines.begin(kept)
     there = wandb.init(
         **{name: settings[name] for name in INIT},
         dir=run,
-        id=known["id"],
+        id=sent.id,
         resume="allow",
         settings=wandb.Settings(console="off"),
     )
@@ -298,22 +292,22 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     for log_file, line, numbers in follow(run, is_over):
         if log_file == jsonl.EVENTS:
             num_events += 1
-            if num_events > known.get("events", 0):
+            if num_events > sent.lines.get(log_file, 0):
                 there.log({"step": line["step"], **numbers})
                 if line["event"] in ALERTS:
                     title = f"{line['event']} at step {line['step']}"
                     there.alert(title, facts_of(line), level="WARN")
-                known["events"] = num_events
-                atomic_file.put(kept, json.dumps(known), is_flushed=False)
+                sent.lines[log_file] = num_events
+                sent_lines.write(kept, sent)
             continue
         if line["step"] <= last.get(log_file, -1):
-            known["steps"][log_file] = line["step"] - 1
+            sent.steps[log_file] = line["step"] - 1
         last[log_file] = line["step"]
-        if line["step"] <= known["steps"].get(log_file, -1):
+        if line["step"] <= sent.steps.get(log_file, -1):
             continue
         there.log({"step": line["step"], **numbers})
-        known["steps"][log_file] = line["step"]
-        atomic_file.put(kept, json.dumps(known), is_flushed=False)
+        sent.steps[log_file] = line["step"]
+        sent_lines.write(kept, sent)
     there.finish()
 
 
@@ -340,6 +334,8 @@ def main(module: str = "trainer.training.wandb_tensorboard", kinds: Mapping[str,
         kinds[given.kind](given.run, settings, _is_over)
     except ModuleNotFoundError as error:
         sys.exit(f"{error.name} is not installed: pip install 'vidcurate[{given.kind}]'")
+    except VidcurateError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.shards_for_tests import events, make_shards, numbers, smoke
-from trainer.run_folder import jsonl, metrics
+from trainer.run_folder import jsonl, metrics, sent_lines
 from trainer.train import train
 from trainer.training import wandb_tensorboard
 
@@ -273,6 +273,21 @@ def test_a_tracker_that_fails_is_one_event_and_the_run_resumes(
     (event,) = events(tmp_path / "run", "tracker_failed")
     assert event["tracker"] == "wandb"
     assert said in event["error"]
+    assert numbers(tmp_path / "run") == numbers(untracked)
+
+
+def test_a_damaged_record_of_sent_lines_is_one_event_that_says_what_to_delete(
+    shards: Path, untracked: Path, tmp_path: Path
+) -> None:
+    record = tmp_path / "run" / "wandb" / sent_lines.NAME
+    record.parent.mkdir(parents=True)
+    record.write_text('{"id": "0123abcd", "steps": {"metr')
+
+    train(smoke(shards, tmp_path / "run", *SHORT, WANDB))
+
+    (event,) = events(tmp_path / "run", "tracker_failed")
+    assert f"{record}: not a record of sent lines" in event["error"]
+    assert "Delete it" in event["error"]
     assert numbers(tmp_path / "run") == numbers(untracked)
 
 

@@ -6,8 +6,6 @@ run in the training's group, as two processes cannot write to one run (wandb#103
 as newer checkpoints come before older ones. A line that was sent is not sent again after a restart.
 """
 
-import json
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.report.gallery import SERVE
-from trainer.run_folder import metrics, sample_rounds
+from trainer.run_folder import metrics, sample_rounds, sent_lines
 from trainer.run_folder.trackers_spec import TrackersSpec
 from trainer.training import wandb_tensorboard
 from trainer.training.wandb_tensorboard import Home, IsOver, Mirrors
-from vidcurate.storage import atomic_file
 
 SERVED = "served.jsonl"
 MODULE = "trainer.generation.server.sample_trackers"
@@ -45,28 +42,16 @@ class Shown(Mirrors):
 # ── the tracker's side ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Sent:
-    """Number of lines sent of each log file, stored in a file beside the tracker's output."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-
-    def keep(self, name: str, value: object) -> None:
-        self.known[name] = value
-        atomic_file.put(self.path, json.dumps(self.known), is_flushed=False)
-
-
-def _news(run: Path, sent: _Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _news(run: Path, kept: Path, is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield (name, line) of each line not sent yet; a line counts as sent when the next is requested."""
     paths = [metrics_file(run), run / SERVE / metrics.VALIDATION]
-    seen = dict.fromkeys(paths, 0)
+    sent, seen = sent_lines.begin(kept), dict.fromkeys(paths, 0)
     for path, line in wandb_tensorboard.new_lines(paths, is_over):
         seen[path] += 1
-        if seen[path] > sent.known.get(path.name, 0):
+        if seen[path] > sent.lines.get(path.name, 0):
             yield path, line
-            sent.keep(path.name, seen[path])
+            sent.lines[path.name] = seen[path]
+            sent_lines.write(kept, sent)
 
 
 def _clips(run: Path, line: dict[str, Any]) -> list[tuple[str, Path, dict[str, Any]]]:
@@ -93,20 +78,18 @@ def _numbers(line: dict[str, Any]) -> dict[str, float]:
 def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     import wandb
 
-    sent = _Sent(run / SERVE / "wandb" / "mirrored.json")
-    if "id" not in sent.known:
-        sent.keep("id", secrets.token_hex(4))
+    kept = run / SERVE / "wandb" / sent_lines.NAME
     there = wandb.init(
         **{name: settings[name] for name in wandb_tensorboard.INIT} | {"name": f"{settings['name']} samples"},
         dir=run / SERVE,
-        id=sent.known["id"],
+        id=sent_lines.begin(kept).id,
         resume="allow",
         job_type="serve",
         settings=wandb.Settings(console="off"),
     )
     there.define_metric("train_step")
     there.define_metric("*", step_metric="train_step")
-    for path, line in _news(run, sent, is_over):
+    for path, line in _news(run, kept, is_over):
         if path.name == metrics.VALIDATION:
             there.log({"train_step": line["step"], **_numbers(line)})
         elif line["event"] == "served":
@@ -145,9 +128,8 @@ def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     from trainer.generation.sample_clips import read_clip
 
     folder = run / SERVE / "tensorboard"
-    sent = _Sent(folder / "mirrored.json")
     writer = EventFileWriter(str(folder), flush_secs=1)
-    for path, line in _news(run, sent, is_over):
+    for path, line in _news(run, folder / sent_lines.NAME, is_over):
         values = []
         if path.name == metrics.VALIDATION:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in _numbers(line).items()]
