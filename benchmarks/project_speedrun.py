@@ -39,7 +39,7 @@ from cost_table import write_cost_table
 from encoder_cost import Rates, clip_flops
 from made_up_clips import made_up_plan
 from rank_balance import imbalance, in_turn, larger
-from real_share import newest, share_of
+from real_share import most_gpus, share_of
 from rows import RESULTS, Row, card, keep
 from speedrun_costs import (
     FORMS,
@@ -285,7 +285,7 @@ def main() -> None:
     given = parser.parse_args()
     table: list[Row] = json.loads(given.table.read_text())
     model = card(table[0]["hardware"])
-    given_mixture, given.mixture = given.mixture, given.mixture or newest("bfloat16", model)
+    given_mixture, given.mixture = given.mixture, given.mixture or most_gpus("bfloat16", model)
     steps = measured_steps(table)
     recipe = recipes.load(given.recipe)
     updates = [entry["value"] for entry in table if entry["metric"].endswith("_optimizer_ms")]
@@ -300,7 +300,7 @@ def main() -> None:
     rates = Rates(json.loads(given.encoders.read_text()))
     caption = mean_read(json.loads(given.captions.read_text()), given.caption_name)
     shares = {
-        precision: share_of(given_mixture or newest(precision, model))[1]
+        precision: share_of(given_mixture or most_gpus(precision, model))[1]
         for precision in ("bfloat16", "float8")
     }
     made = {

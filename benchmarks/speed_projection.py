@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from caption_lengths import mean_read
-from real_share import newest, share_of
+from real_share import most_gpus, share_of
 from speed_budget import Figures, table
 from speedrun_rows import NAMES
 from step_shapes import READ_TOKENS, TEXT_TOKENS
@@ -97,7 +97,7 @@ SOURCES = [
 
 def sources_table() -> str:
     """Return what each figure of the projection comes from, and its file."""
-    paths = dict.fromkeys(newest(precision, "h200") for precision in ("bfloat16", "float8"))
+    paths = dict.fromkeys(most_gpus(precision, "h200") for precision in ("bfloat16", "float8"))
     files = ", ".join(f"`{path.name}`" for path in paths)
     shares = ", ".join(f"{share_of(path)[1]:.3f}" for path in paths)
     if len(paths) > 1:

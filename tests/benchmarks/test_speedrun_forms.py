@@ -78,25 +78,28 @@ def test_no_length_below_the_measured_one_is_projected(bench: Any) -> None:
     assert bench.tokens_read(110, 0.1, 300, 0.5) == pytest.approx(0.9 * 205 + 30)
 
 
-def test_the_newest_real_run_counts_and_of_one_day_the_lowest(tmp_path: Path, beside: Any) -> None:
+def test_the_real_run_of_the_most_gpus_counts_and_float8s_own_where_there_is_one(
+    tmp_path: Path, beside: Any
+) -> None:
     real_share = beside("real_share")
 
     def kept(name: str, day: str, share: float) -> None:
         row = {"metric": "tokens/s, real run", "date": day, "ratio": share}
         (tmp_path / f"mixture_{name}.json").write_text(json.dumps([{**row, "metric": "other"}, row]))
 
-    kept("h200", "2026-01-01", 0.99)
-    kept("2xh200", "2026-01-02", 0.94)
-    assert real_share.newest("bfloat16", "h200", tmp_path).stem == "mixture_2xh200"
-    kept("h200", "2026-01-02", 0.97)
-    assert real_share.share_of(real_share.newest("bfloat16", "h200", tmp_path)) == ("2026-01-02", 0.94)
-    assert real_share.newest("float8", "h200", tmp_path).stem == "mixture_2xh200"
-    kept("h200", "2026-01-03", 0.96)
+    kept("h200", "2026-01-02", 0.99)
+    assert real_share.most_gpus("bfloat16", "h200", tmp_path).stem == "mixture_h200"
+    kept("2xh200", "2026-01-01", 0.94)
+    kept("16xh200", "2026-01-01", 0.92)
+    kept("32xh100", "2026-01-04", 0.90)
+    assert real_share.share_of(real_share.most_gpus("bfloat16", "h200", tmp_path)) == ("2026-01-01", 0.92)
+    assert real_share.most_gpus("float8", "h200", tmp_path).stem == "mixture_16xh200"
     kept("h200_float8", "2026-01-01", 0.93)
-    kept("2xh100", "2026-01-04", 0.90)
-    assert real_share.newest("float8", "h200", tmp_path).stem == "mixture_h200_float8"
-    assert real_share.newest("bfloat16", "h200", tmp_path).stem == "mixture_h200"
-    assert real_share.newest("float8", "h100", tmp_path).stem == "mixture_2xh100"
+    assert real_share.most_gpus("float8", "h200", tmp_path).stem == "mixture_h200_float8"
+    assert real_share.most_gpus("bfloat16", "h200", tmp_path).stem == "mixture_16xh200"
+    assert real_share.most_gpus("float8", "h100", tmp_path).stem == "mixture_32xh100"
+    with pytest.raises(SystemExit, match="no mixture_b200"):
+        real_share.most_gpus("bfloat16", "b200", tmp_path)
 
 
 def test_each_form_has_its_row_with_the_share_of_its_precision(beside: Any) -> None:
