@@ -3,12 +3,12 @@
 Names are followed: a statement of a module counts where a statement that counts uses what it binds, and where
 it may do more than bind, as the import of its module then does that. Comments, docstrings, layout, what is
 raised, an `except` that ends in a raise, and statements that nothing runs yet change no figure. Of a command
-that starts other programs of the packages, modules count whole.
+that starts other programs of the packages, modules count whole, and so does what `python -m trainer` uses.
 """
 
 import ast
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -164,9 +164,17 @@ def _walk(script: Path, *, is_whole: bool) -> Code:
     return code
 
 
-def _starts_programs(script: Path) -> bool:
-    words = [node.value for one in _body(script) for node in ast.walk(one) if isinstance(node, ast.Constant)]
-    return "-m" in words or "vidcurate" in words
+def _words(script: Path) -> set[object]:
+    return {node.value for one in _body(script) for node in ast.walk(one) if isinstance(node, ast.Constant)}
+
+
+def _joined(codes: Iterable[Code]) -> Code:
+    """Return the files of all `codes`; a file that one of them counts whole counts whole."""
+    joined: Code = {}
+    for file, names in (one for code in codes for one in code.items()):
+        before = joined.get(file, set())
+        joined[file] = None if names is None or before is None else before | names
+    return joined
 
 
 @cache
@@ -180,8 +188,11 @@ def code_of(command: str) -> dict[str, set[str] | None]:
     if not script.is_file():
         return dict.fromkeys(PACKAGES)
     code = _walk(script, is_whole=False)
-    if any(_starts_programs(file) for file in code if file.parent == script.parent):
+    words = {word for file in code if file.parent == script.parent for word in _words(file)}
+    if words & {"-m", "vidcurate"}:
         code = _walk(script, is_whole=True)
+    if {"-m", "trainer"} <= words:
+        code = _joined([code, _walk(ROOT / "trainer" / "__main__.py", is_whole=False)])
     found = {str(file.relative_to(ROOT)): names for file, names in code.items()}
     folders = {Path(name).parent for name in found if name.startswith(PACKAGES)}
     if not folders:

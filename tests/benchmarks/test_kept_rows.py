@@ -71,7 +71,10 @@ def test_the_code_of_a_row_is_its_script_and_what_this_uses(code: ModuleType) ->
     assert {"benchmarks/train_step.py", "benchmarks/step_shapes.py", "trainer/model/kernels/block.py"} <= set(
         profile
     )
-    assert "trainer/model/kernels/block.py" in code.code_of("python benchmarks/mixture.py"), "by name"
+    mixture = code.code_of("python benchmarks/mixture.py")
+    assert "trainer/model/kernels/block.py" in mixture, "by name"
+    assert {"trainer/train.py", "trainer/training/step.py", "vidcurate/loader/loader.py"} <= set(mixture)
+    assert "trainer/generation/server/command.py" not in mixture, "another command"
     assert list(code.code_of("python benchmarks/gone.py")) == ["vidcurate", "trainer"]
 
 
@@ -148,6 +151,25 @@ def test_what_an_import_does_and_what_a_program_runs_count_too(
     script = tmp_path / "benchmarks/a.py"
     script.write_text(script.read_text() + 'run("python", "-m", "vidcurate")\n')
     assert age() == "code changed", "a program may run all of a module"
+
+
+def test_what_a_started_training_uses_counts_too(
+    history: Callable[[dict[str, str]], Callable[[], str]], tmp_path: Path
+) -> None:
+    age = history(
+        {
+            "benchmarks/a.py": 'from trainer import lines\nrun("python", "-m", "trainer")\nlines.read()\n',
+            "trainer/__main__.py": "def main():\n    from trainer.train import train\n    train()\nmain()\n",
+            "trainer/train.py": "def train(): return 1\ndef other(): return 1\n",
+            "trainer/lines.py": "def read(): return 1\n",
+        }
+    )
+    assert age() == ""
+    file = tmp_path / "trainer/train.py"
+    file.write_text("def train(): return 1\ndef other(): return 2\n")
+    assert age() == "", "what the training does not call"
+    file.write_text("def train(): return 2\ndef other(): return 1\n")
+    assert age() == "code changed"
 
 
 def test_another_text_of_an_error_changes_no_figure(code: ModuleType) -> None:
