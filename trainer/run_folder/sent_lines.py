@@ -1,4 +1,4 @@
-"""Record of the log lines that a tracker has sent, `mirrored.json` beside its output."""
+"""Sent lines of a tracker: record of its log lines, beside its output."""
 
 import dataclasses
 import json
