@@ -39,7 +39,7 @@ $(DEVELOPED): $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/vidcurate demo-data demo/data
 	$(BIN)/vidcurate curate recipes/curate-demo.yaml
-	$(BIN)/python -m torch.distributed.run --standalone --nproc-per-node=2 -m trainer recipes/smoke.yaml
+	$(BIN)/python -m trainer launch recipes/smoke.yaml --nproc-per-node 2
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/follows.py demo/train --picture demo/samples.png
 	@printf '\nLook at:\n  %s\n  %s\n  %s\n  %s\n' \
 	  'demo/run/report.html      what was kept and rejected, and why' \
