@@ -302,19 +302,13 @@ def _raise(failure: VidcurateError | None) -> None:
 
 @contextmanager
 def _deterministic_on_cpu(world: World) -> Iterator[None]:
-    """On the CPU, forbid nondeterministic torch operations: there the deterministic ones cost nothing.
-
-    Torch would then also fill all new memory with NaN, which is 3 % of a small model's step.
-    """
-    memory: Any = torch.utils.deterministic  # its attribute is a property that type checkers do not see
-    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    """On the CPU, forbid nondeterministic torch operations: there the deterministic ones cost nothing."""
+    before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(world.device.type == "cpu")
-    memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        memory.fill_uninitialized_memory = before[1]
+        torch.use_deterministic_algorithms(before)
 
 
 def _outcome(

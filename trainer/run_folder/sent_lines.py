@@ -4,6 +4,7 @@ import dataclasses
 import json
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from vidcurate.errors import InputError
@@ -12,15 +13,11 @@ from vidcurate.storage import atomic_file, json_shape, regular_file
 NAME = "mirrored.json"
 
 
-def _new_id() -> str:
-    return secrets.token_hex(4)
-
-
 @dataclass
 class Sent:
     """Lines sent over all starts: up to a step, or a number of lines, by log file; `id` names the W&B run."""
 
-    id: str = field(default_factory=_new_id)
+    id: str = field(default_factory=partial(secrets.token_hex, 4))
     steps: dict[str, int] = field(default_factory=dict)
     lines: dict[str, json_shape.Count] = field(default_factory=dict)
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainer.report.gallery import SERVE
 from trainer.run_folder import metrics, sample_rounds, sent_lines
+from trainer.run_folder.sent_lines import Sent
 from trainer.run_folder.trackers_spec import TrackersSpec
 from trainer.training import wandb_tensorboard
 from trainer.training.wandb_tensorboard import Home, IsOver, Mirrors
@@ -42,10 +43,10 @@ class Shown(Mirrors):
 # ── the tracker's side ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _news(run: Path, kept: Path, is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
+def _news(run: Path, kept: Path, sent: Sent, is_over: IsOver) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield (name, line) of each line not sent yet; a line counts as sent when the next is requested."""
     paths = [metrics_file(run), run / SERVE / metrics.VALIDATION]
-    sent, seen = sent_lines.begin(kept), dict.fromkeys(paths, 0)
+    seen = dict.fromkeys(paths, 0)
     for path, line in wandb_tensorboard.new_lines(paths, is_over):
         seen[path] += 1
         if seen[path] > sent.lines.get(path.name, 0):
@@ -79,17 +80,18 @@ def _wandb(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
     import wandb
 
     kept = run / SERVE / "wandb" / sent_lines.NAME
+    sent = sent_lines.begin(kept)
     there = wandb.init(
         **{name: settings[name] for name in wandb_tensorboard.INIT} | {"name": f"{settings['name']} samples"},
         dir=run / SERVE,
-        id=sent_lines.begin(kept).id,
+        id=sent.id,
         resume="allow",
         job_type="serve",
         settings=wandb.Settings(console="off"),
     )
     there.define_metric("train_step")
     there.define_metric("*", step_metric="train_step")
-    for path, line in _news(run, kept, is_over):
+    for path, line in _news(run, kept, sent, is_over):
         if path.name == metrics.VALIDATION:
             there.log({"train_step": line["step"], **_numbers(line)})
         elif line["event"] == "served":
@@ -129,7 +131,8 @@ def _tensorboard(run: Path, settings: dict[str, Any], is_over: IsOver) -> None:
 
     folder = run / SERVE / "tensorboard"
     writer = EventFileWriter(str(folder), flush_secs=1)
-    for path, line in _news(run, folder / sent_lines.NAME, is_over):
+    kept = folder / sent_lines.NAME
+    for path, line in _news(run, kept, sent_lines.begin(kept), is_over):
         values = []
         if path.name == metrics.VALIDATION:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in _numbers(line).items()]
