@@ -15,10 +15,10 @@ Triton kernels that are built after the warm-up are counted, and the memory that
 `trainer.distributed.memory` predicts for each bucket is printed beside what it took.
 
 With `--ranks N …` (GPUs of this host) it trains on one rank and on each N, with `--per-rank` micro-batches of
-each rank in an update, balanced by a cost table of the buckets measured alone. Then it tells a GPU's tokens/s
-against one GPU's alone in the same mixture, between warm-up and save; what a save costs, stall and slower
-updates together; what ranks wait for the slowest against what the costs say; and how far each bucket is from
-its cost.
+each rank in an update, balanced by a cost table of the buckets measured alone; the figures of each N are
+kept, one rank's with `--ranks 1 2`. Then it tells a GPU's tokens/s against one GPU's alone in the same
+mixture, between warm-up and save; what a save costs, stall and slower updates together; what ranks wait for
+the slowest against what the costs say; and how far each bucket is from its cost.
 """
 
 import argparse
