@@ -49,6 +49,26 @@ def whole(shards: Path, forks: Forks, tmp_path_factory: pytest.TempPathFactory) 
     return run
 
 
+def test_a_launch_over_a_damaged_newest_checkpoint_resumes_from_the_one_before_and_restarts_nothing(
+    shards: Path, forks: Forks, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    forks.start(command_words(shards, run, *SHORT, "stages.0.steps=10")).succeed()
+    file = run / "step-00000010/model/__0_0.distcp"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+    words = ["launch", *command_words(shards, run, *SHORT, "stages.0.steps=12"), "--nproc-per-node", "1"]
+    launched = forks.start(words)
+
+    assert launched.codes() == [0], launched.text()
+    assert events(run, "restart") == []
+    assert [event["step"] for event in events(run, "resume")] == [5]
+    assert "Kept as damaged-step-00000010; resuming from step-00000005." in launched.text()
+    assert [line["step"] for line in numbers(run)] == list(range(1, 13))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_killed_in_the_middle_is_restarted_and_the_losses_are_those_of_an_undisturbed_run(

@@ -111,12 +111,17 @@ def test_two_filters_at_once_leave_the_files_of_one_command(run: Path) -> None:
 
 
 def test_a_run_that_is_held_names_its_holder_and_a_killed_holder_leaves_nothing_locked(run: Path) -> None:
+    run_filter(run, FilterSpec(limits={"height": {"min": 320}}))
     holder = started("-c", HOLD, run)
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline().strip() == "held"
         with pytest.raises(StageError, match=rf"{run}: .*\(process {holder.pid} on {os.uname().nodename}\)"):
             run_filter(run, FilterSpec(limits={"height": {"min": 321}}))
+        for other in ("filter", "split-by-difficulty"):
+            command = started("-m", "vidcurate", other, run)
+            _, errors = command.communicate(timeout=300)
+            assert (command.returncode, f"{run}: another vidcurate command (" in errors) == (2, True), errors
     finally:
         holder.kill()
         holder.communicate()

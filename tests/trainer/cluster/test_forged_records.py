@@ -98,6 +98,9 @@ def test_a_forged_record_of_somebody_elses_process_is_not_believed(
 
     assert is_alive(stranger)
     assert "does not hold its record open" in capsys.readouterr().out
+    dump(run, tmp_path / "dump")
+    assert is_alive(stranger)  # the signal that asks a rank for its stack would end it
+    assert (tmp_path / "dump").is_dir()
 
 
 def test_a_record_that_names_pid_1_lists_and_ends_nothing(tmp_path: Path, capsys: Capture) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.trainer.run_folder.checkpoint.test_forged_metadata import FILESYSTEM, calls, reseal
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers, smoke
 from tests.trainer.training.states import SHORT, same
 from trainer import __main__ as trainer_command
@@ -54,6 +55,28 @@ def test_a_run_resumes_from_the_newest_whole_checkpoint(
     assert file in event["reason"]
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "is damaged" in line]
     assert line.endswith("Kept as damaged-step-00000004; resuming from step-00000002.")
+
+
+@pytest.mark.parametrize("start", ["resume", "load", "ckpt-path"])
+def test_a_checkpoint_that_calls_a_function_starts_nothing_and_calls_nothing(
+    shards: Path, short_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], start: str
+) -> None:
+    run, harm = shutil.copytree(short_run, tmp_path / "run"), tmp_path / "harm"
+    for step in run_folder_layout.checkpoints(run):
+        for part in ("model", "ema", "optimizer"):
+            (step / part / ".metadata").write_bytes(calls(FILESYSTEM, "os.system", f"touch {harm}"))
+        reseal(step)
+    newest = str(run / "step-00000004")
+    words = {
+        "resume": command_words(shards, run, *LONGER),
+        "load": [*command_words(shards, tmp_path / "new", *LONGER), "--load", newest],
+        "ckpt-path": [*command_words(shards, tmp_path / "new", *LONGER), "--ckpt-path", newest],
+    }[start]
+
+    assert trainer_command.main(words) == 1
+
+    assert not harm.exists()
+    assert len([line for line in capfd.readouterr().err.splitlines() if "os.system" in line]) == 1
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "events.jsonl"])

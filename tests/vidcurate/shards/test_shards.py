@@ -13,7 +13,7 @@ from tests.shard_runs import SMALL, build, contents, make_run, rows, write_table
 from vidcurate.curation.clip_table import table
 from vidcurate.errors import InputError, MediaError, ShardError, StageError, TableError
 from vidcurate.media import headers, packets
-from vidcurate.shards import index
+from vidcurate.shards import index, verify
 from vidcurate.shards import layout as shards_layout
 from vidcurate.shards import manifest as shards_manifest
 from vidcurate.shards.build import run_build_shards
@@ -321,6 +321,7 @@ def test_clips_that_were_never_probed_are_refused_and_written_only_when_asked_fo
     manifest = shards_manifest.read_manifest(tmp_path / "shards")
     assert manifest is not None
     assert manifest["integrity_levels"] == {"none": 8}
+    assert verify.verify(tmp_path / "shards").integrity_levels == {"none": 8}
 
 
 @pytest.mark.parametrize("key", ["../../x", "/x", "..", "", "-x", "a\n", "a.b", "x" * 81, None])

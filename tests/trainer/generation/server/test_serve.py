@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.generation.server.served_runs import by_hand, serve, served
+from tests.trainer.run_folder.checkpoint.test_forged_metadata import FILESYSTEM, calls, reseal
 from trainer.__main__ import main
 from trainer.generation import sample_clips
 from trainer.generation.server import checkpoints
@@ -42,6 +43,21 @@ def test_what_the_training_has_sampled_is_not_sampled_again(
 
     assert [line["step"] for line in serve(capsys, run)] == [2]
     assert (run / "samples/step-00000004/samples.json").read_bytes() == before
+
+
+def test_a_checkpoint_that_calls_a_function_is_left_alone_and_calls_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "samples")
+    step, harm = run / "step-00000004", tmp_path / "harm"
+    for part in ("model", "ema"):
+        (step / part / ".metadata").write_bytes(calls(FILESYSTEM, "os.system", f"touch {harm}"))
+    reseal(step)
+
+    assert [line["step"] for line in serve(capsys, run)] == [2]
+
+    assert not harm.exists()
+    assert served(run) == [2]
 
 
 def test_weights_that_were_trained_again_are_sampled_again(

@@ -194,6 +194,8 @@ def reseal(step: Path) -> None:
     """Write sizes and hashes of the files as they are now into the manifest, as an attacker would."""
     manifest = json.loads((step / "manifest.json").read_text())
     for name, facts in manifest["files"].items():
+        if not (step / name).exists():  # a copy without the optimizer
+            continue
         data = (step / name).read_bytes()
         facts |= {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     (step / "manifest.json").write_text(json.dumps(manifest))

@@ -1,6 +1,7 @@
 """Limits on any column, presets, missing values, outliers that are exact, and limits on how much may fail."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.vidcurate.curation.filter.test_filter import KEPT, SCHEMA, clip, scored, verdicts
+from tests.vidcurate.media.test_headers import with_pixel_shape
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import COLUMNS
 from vidcurate.curation.filter import spec as filter_spec
@@ -18,6 +20,10 @@ from vidcurate.curation.filter import stage as filter_stage
 from vidcurate.curation.filter.outliers import limits
 from vidcurate.curation.filter.presets import PRESETS
 from vidcurate.curation.filter.spec import FilterSpec, Limit, OutlierRule
+from vidcurate.curation.filter.stage import run_filter
+from vidcurate.curation.ingest.spec import IngestSpec
+from vidcurate.curation.ingest.stage import run_ingest
+from vidcurate.curation.probe.stage import ProbeSpec, run_probe
 from vidcurate.errors import ColumnError, FailureLimitError, RecipeError
 from vidcurate.recipe import recipe
 
@@ -248,3 +254,19 @@ def test_more_broken_clips_than_allowed_is_reported_after_everything_is_written(
         filter_stage.check_limits(tmp_path, summary, max_failure_share=None, max_rejected_share=0.49)
     assert FailureLimitError.exit_code == 3
     assert (tmp_path / "filter.parquet").exists()
+
+
+def test_the_aspect_ratio_counts_the_shape_of_pixels(tmp_path: Path) -> None:
+    """A clip of 96 x 64 pixels, each three quarters as wide as high, is shown as 72 x 64: 0.89, not 0.67."""
+    (tmp_path / "videos").mkdir()
+    with_pixel_shape(tmp_path / "videos/a.mp4", Fraction(3, 4))
+    (tmp_path / "videos/a.txt").write_text("a clip")
+    run = tmp_path / "run"
+    run_ingest(run, IngestSpec(metadata=tmp_path / "videos"))
+    run_probe(run, ProbeSpec(videos=tmp_path / "videos"))
+
+    kept = [
+        run_filter(run, FilterSpec(limits={"aspect_ratio": Limit(max=most)})).rows_kept for most in (0.8, 0.9)
+    ]
+
+    assert kept == [0, 1]

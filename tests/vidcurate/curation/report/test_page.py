@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.shard_runs import write_table
 from tests.vidcurate.curation.report.made import read_page, text_of
 from vidcurate.curation import demo_data
-from vidcurate.curation.clip_table import table
+from vidcurate.curation.clip_table import costs, table
 from vidcurate.curation.difficulty.spec import SplitSpec
 from vidcurate.curation.difficulty.stage import run_split
 from vidcurate.curation.filter.spec import FilterSpec
@@ -258,3 +259,19 @@ def test_settings_are_words_and_hashes_are_whole_or_cut_on_purpose(run: Path) ->
     assert not re.search(r"[{}]", page)
     assert 'class="hash"' in page
     assert ".hash { white-space: nowrap" in text_of(run)
+
+
+@pytest.mark.parametrize(("rows", "said"), [(999, "–"), (1000, "0.28")])
+def test_the_cost_of_a_million_clips_is_not_said_from_a_few(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, said: str
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    cost = {"command": "ingest", "calls": 1, "rows": rows, "seconds": 1.0, "cpu_seconds": 1.0}
+    found = [cost | {"cpu_hours_per_million_clips": 1 / rows * 1e6 / 3600}]
+    monkeypatch.setattr(costs, "read_costs", lambda _: found)
+
+    run_report(copy)
+
+    page = (copy / "report.html").read_text()
+    cells = re.findall(r'<td data-label="CPU hours per million clips"[^>]*>([^<]*)</td>', page)
+    assert cells == [said]
