@@ -110,7 +110,7 @@ def test_ci_runs_what_a_person_runs() -> None:
     (job,) = workflow["jobs"].values()
     assert job["steps"][-1] == {"run": ".ci/run"}
     commands = (ROOT / ".ci" / "run").read_text(encoding="utf-8").split("\n")
-    assert {"make check", "export CI=true"} <= {*commands}
+    assert {"make check", "JOBS=1 make test", "JOBS=1 make test-engines", "export CI=true"} <= {*commands}
 
 
 def test_the_hooks_run_programs_of_the_extra_dev(project: dict[str, Any]) -> None:
