@@ -36,10 +36,6 @@ ROOMS = {
     "vidcurate.curation.review_decisions": (
         "vidcurate.curation.clip_table vidcurate.recipe vidcurate.rng vidcurate.storage"
     ),
-    "vidcurate.curation.filter": (
-        "vidcurate.curation.caption_scores vidcurate.curation.clip_table vidcurate.curation.review_decisions "
-        "vidcurate.executor vidcurate.recipe vidcurate.storage"
-    ),
     "vidcurate.curation.frame_scores": (
         "vidcurate.curation.clip_table vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.storage"
     ),
@@ -81,6 +77,10 @@ ROOMS = {
         "vidcurate.executor vidcurate.media vidcurate.recipe vidcurate.storage"
     ),
     "vidcurate.sampler": "vidcurate.media vidcurate.recipe vidcurate.rng vidcurate.shards",
+    "vidcurate.curation.filter": (
+        "vidcurate.curation.caption_scores vidcurate.curation.clip_table vidcurate.curation.review_decisions "
+        "vidcurate.executor vidcurate.recipe vidcurate.sampler vidcurate.storage"
+    ),
     "trainer.health.checks": "trainer.distributed trainer.health trainer.model vidcurate.recipe",
     "trainer.health.watch": (
         "trainer.cli trainer.distributed trainer.health trainer.run_folder vidcurate.executor "

@@ -24,7 +24,7 @@ def read_clip_ids(path: Path) -> tuple[str, ...]:
         # Not splitlines: a clip id may hold other line breaks. Some editors begin a file with a mark.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError as error:
-        raise MissingError(f"{path}: no such file of clip ids (data.leave_out).") from error
+        raise MissingError(f"{path}: no such file of clip ids (leave_out).") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a file of clip ids ({error}).") from error
     found: set[str] = set()

@@ -10,7 +10,7 @@ from vidcurate.curation.clip_table.schema import OF_OLD_CAPTION
 from vidcurate.curation.filter import rules as filter_rules
 from vidcurate.curation.filter.apply_reviews import NO_REVIEWS, Reviews, is_among, rejected_by_eye
 from vidcurate.curation.filter.outliers import outlier
-from vidcurate.curation.filter.rules import Rule, Schema, number, ranges, structural
+from vidcurate.curation.filter.rules import Rule, Schema, left_out, number, ranges, structural
 from vidcurate.curation.filter.spec import FilterSpec, OutlierRule
 
 
@@ -50,7 +50,7 @@ class Plan:
 def plan_of(schema: Schema, spec: FilterSpec, where: Path, reviews: Reviews = NO_REVIEWS) -> Plan:
     """Return the rules of `spec` and of the reviews for a table of this schema. Raises ColumnError."""
     first = structural(schema, spec)
-    rules = [*first, *rejected_by_eye(reviews), *ranges(schema, spec, where)]
+    rules = [*first, *rejected_by_eye(reviews), *left_out(spec), *ranges(schema, spec, where)]
     outliers = [
         (rule, number(schema, rule.column, where, f"outliers.{rule.column}")) for rule in spec.outliers
     ]
@@ -64,15 +64,16 @@ def plan_of(schema: Schema, spec: FilterSpec, where: Path, reviews: Reviews = NO
     )
 
 
-Masks = dict[str, pl.Series]
+Masks = dict[bytes, pl.Series]
 
 
 def _masks(facts: pl.DataFrame, plan: Plan, known: Masks) -> list[pl.Series]:
     """Return which rows fail each rule, reusing results in `known` (by the rule's expression)."""
-    keys = [str(rule.fails) for rule in plan.rules]
+    # Not str(): it abbreviates a long list of words.
+    keys = [rule.fails.meta.serialize() for rule in plan.rules]
     new = {key: rule.fails for key, rule in zip(keys, plan.rules, strict=True) if key not in known}
-    found = facts.select(fails.fill_null(value=True).alias(key) for key, fails in new.items())
-    known.update({key: found[key] for key in new})
+    found = facts.select(fails.fill_null(value=True).alias(str(n)) for n, fails in enumerate(new.values()))
+    known.update(zip(new, found, strict=True))
     return [known[key] for key in keys]
 
 

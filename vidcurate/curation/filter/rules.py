@@ -10,10 +10,11 @@ import polars as pl
 
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.clip_table.schema import COLUMNS
-from vidcurate.curation.filter.spec import NAMED, FilterSpec, Limit
+from vidcurate.curation.filter.spec import NAMED, FilterSpec, Limit, left_out_of
 from vidcurate.errors import ColumnError
 
 UNKNOWN = "unknown"
+LEFT_OUT = "left_out"
 
 Schema = Mapping[str, pl.DataType]
 
@@ -211,6 +212,23 @@ def structural(schema: Schema, spec: FilterSpec) -> list[Rule]:
                 )
             )
     return rules
+
+
+def left_out(spec: FilterSpec) -> list[Rule]:
+    """Return the rule `left_out`, or none when no clip ids are listed. `spec` is written out."""
+    listed = left_out_of(spec)
+    if not listed:
+        return []
+    return [
+        Rule(
+            stage="filter",
+            measure="clip_id",
+            name=pl.lit(LEFT_OUT),
+            fails=pl.col("clip_id").is_in(list(listed)),
+            value=pl.lit("listed"),
+            threshold=pl.lit("not listed to be left out"),
+        )
+    ]
 
 
 def ranges(schema: Schema, spec: FilterSpec, where: Path) -> list[Rule]:

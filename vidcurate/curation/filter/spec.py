@@ -6,6 +6,7 @@ Thresholds are inclusive; keeping nothing is an error.
 import difflib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -96,6 +97,9 @@ class FilterSpec(Recipe):
     limits: dict[str, Limit] = Field(default_factory=dict)
     """column → what it may hold: any column of the table, also short_side (px, the smaller of width and
     height) and aspect_ratio (height / width)"""
+    leave_out: Path | tuple[str, ...] | None = None
+    """clip ids that are rejected: a file of them, one a line, such as a training run's bad_clips.jsonl, or
+    a list; null: none"""
     outliers: tuple[OutlierRule, ...] = ()
     """removal of extreme values, in order, after every other rule"""
 
@@ -160,8 +164,21 @@ def from_table(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "limits": limits}
 
 
-def with_preset(spec: FilterSpec) -> FilterSpec:
-    """Return `spec` with the rules of its preset written out; what `spec` sets itself stands."""
+def left_out_of(spec: FilterSpec) -> tuple[str, ...]:
+    """Return the clip ids that `spec`, written out, leaves out."""
+    assert not isinstance(spec.leave_out, Path), "written_out reads the file"
+    return spec.leave_out or ()
+
+
+def written_out(spec: FilterSpec) -> FilterSpec:
+    """Return `spec` with the rules of its preset, where `spec` sets none, and the clip ids of its file.
+
+    Raises MissingError or InputError for a file of clip ids that cannot be read.
+    """
+    if isinstance(spec.leave_out, Path):
+        from vidcurate.sampler.leave_out import read_clip_ids  # with pyarrow
+
+        spec = spec.model_copy(update={"leave_out": read_clip_ids(spec.leave_out)})
     if spec.preset is None:
         return spec
     given = json.loads(spec.model_dump_json(exclude_unset=True))

@@ -25,7 +25,7 @@ from vidcurate.curation.filter.apply_reviews import (
 )
 from vidcurate.curation.filter.bind_rules import evaluated, plan_of
 from vidcurate.curation.filter.rules import UNKNOWN
-from vidcurate.curation.filter.spec import FilterSpec, with_preset
+from vidcurate.curation.filter.spec import FilterSpec, left_out_of, written_out
 from vidcurate.curation.review_decisions.journal import REVIEWS
 from vidcurate.curation.review_decisions.outcome import digest_of
 from vidcurate.executor.map_clips import Progress, no_progress
@@ -54,6 +54,7 @@ class Funnel:
 class FilterSummary:
     """Counts of a filtered table; `rows_in` = `rows_kept` + `rows_rejected`.
 
+    `left_out` counts the listed clip ids, and those that are not in the table; empty without a list.
     `reviewed` counts what review decisions changed; empty without decisions.
     """
 
@@ -63,6 +64,7 @@ class FilterSummary:
     by_rule: dict[str, int]
     funnel: tuple[Funnel, ...]
     up_to_date: bool
+    left_out: dict[str, int]
     reviewed: dict[str, int]
 
 
@@ -157,7 +159,7 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
     ColumnError, StageError, StorageError, TableError for a forged decision, InputError when the scores of an
     edited caption cannot be computed.
     """
-    spec = with_preset(spec)
+    spec = written_out(spec)
     previous = table.previous_stage(run, "filter")
     source = table.stage_path(run, previous)
     reviews = read_reviews(run)
@@ -190,7 +192,8 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
                 atomic_file.write_json(funnel_path, steps)
                 progress(2, 3, "steps")
             progress(3, 3, "steps")
-    return _summary(target, funnel_path, up_to_date, summarise_reviews(run, reviews))
+    listed = pl.Series(left_out_of(spec), dtype=pl.String).unique()
+    return _summary(target, funnel_path, up_to_date, listed, summarise_reviews(run, reviews))
 
 
 def read_funnel(run: Path) -> list[Funnel]:
@@ -219,8 +222,14 @@ def check_limits(
         rejection_ledger.check_share(count, summary.rows_in, share, what=what, key=key, see=see)
 
 
-def _summary(target: Path, funnel_path: Path, up_to_date: bool, reviewed: dict[str, int]) -> FilterSummary:
+def _summary(
+    target: Path, funnel_path: Path, up_to_date: bool, listed: pl.Series, reviewed: dict[str, int]
+) -> FilterSummary:
     kept = pl.read_parquet(target, columns=["is_kept"])["is_kept"]
+    left_out = {}
+    if len(listed):
+        of_table = pl.scan_parquet(target).select(pl.col("clip_id").is_in(listed.implode()).sum())
+        left_out = {"listed": len(listed), "not_in_table": len(listed) - of_table.collect().item()}
     steps = stage_json.require(funnel_path, list[Funnel])
     rejected = sum(step.rejected for step in steps)
     assert int(kept.sum()) + rejected == len(kept), "a row was lost"
@@ -234,5 +243,6 @@ def _summary(target: Path, funnel_path: Path, up_to_date: bool, reviewed: dict[s
         by_rule=by_rule,
         funnel=tuple(steps),
         up_to_date=up_to_date,
+        left_out=left_out,
         reviewed=reviewed,
     )

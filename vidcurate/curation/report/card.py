@@ -28,6 +28,7 @@ PUBLISHED_LICENCES = {"openvid": "CC-BY-4.0", "miradata": "GPL-3.0"}
 _DURATIONS = (0, 1, 2, 4, 8, 16, 32, 64)  # s
 _SHORT_SIDES = (0, 144, 240, 360, 480, 720, 1080, 2160)  # px
 _BAR = 40
+_LONGEST_LIST = 20  # of a setting that is printed whole
 
 
 class CardSpec(Recipe):
@@ -115,6 +116,13 @@ def facts(run: Path, spec: CardSpec) -> dict[str, Any]:
 def _findings(run: Path) -> dict[str, int]:
     reported = reconciliation.read(run)
     return {name: one.count for name, one in reported.findings().items() if one.count} if reported else {}
+
+
+def _setting(value: Any) -> str:
+    """Return a setting as JSON; a long list, such as one of clip ids, as its length."""
+    if isinstance(value, list) and len(value) > _LONGEST_LIST:
+        return f"{len(value):,} values"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _stages(run: Path) -> list[dict[str, Any]]:
@@ -242,9 +250,7 @@ def text(run: Path, spec: CardSpec) -> str:
         lines += [f"### {stage['stage']} (vidcurate {stage['version']})", ""]
         lines += ["```text", f"sha256 {stage['sha256']}  {stage['stage']}.parquet"]
         lines += [f"read   {digest}  {name}" for name, digest in stage["inputs"].items()]
-        lines += [
-            f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in stage["settings"].items()
-        ]
+        lines += [f"{name}: {_setting(value)}" for name, value in stage["settings"].items()]
         lines += ["```", ""]
     if reported["shards"]:
         lines += ["### shards", "", "```text"]

@@ -16,7 +16,7 @@ import polars as pl
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.filter.apply_reviews import read_reviews, with_edited_captions
 from vidcurate.curation.filter.bind_rules import Masks, Plan, applied, plan_of, survivors
-from vidcurate.curation.filter.spec import FilterSpec, as_limit, from_table, with_preset
+from vidcurate.curation.filter.spec import FilterSpec, as_limit, from_table, written_out
 from vidcurate.curation.report import counts
 from vidcurate.errors import InputError
 from vidcurate.recipe import recipe as recipes
@@ -51,9 +51,9 @@ def spec_of(
     if preset is not None and recipe is not None:
         raise InputError(f"--preset {preset} and --recipe {recipe} exclude each other. Give one of them.")
     if recipe is not None:
-        return with_preset(recipes.load(recipe, FilterSpec, settings=settings))
+        return written_out(recipes.load(recipe, FilterSpec, settings=settings))
     start = {"preset": preset} if preset is not None else settings_of(run).model_dump(mode="json")
-    return with_preset(
+    return written_out(
         recipes.parse(json.dumps(start), FilterSpec, where="--set", settings=[*map(as_limit, settings)])
     )
 

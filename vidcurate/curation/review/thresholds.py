@@ -14,7 +14,7 @@ from vidcurate.curation.clip_table import table
 from vidcurate.curation.filter.apply_reviews import NO_REVIEWS, Reviews, with_edited_captions
 from vidcurate.curation.filter.bind_rules import Masks, Plan, plan_of, survivors
 from vidcurate.curation.filter.rules import columns_of
-from vidcurate.curation.filter.spec import FilterSpec, with_preset
+from vidcurate.curation.filter.spec import FilterSpec, written_out
 from vidcurate.curation.report import counts, what_if
 from vidcurate.curation.review.clip_rows import ClipRows
 from vidcurate.curation.review.query import Range
@@ -52,7 +52,7 @@ class Thresholds:
         self._reviewed = ""
         self._groups: counts.ClipCounts | None = None
         self._last: tuple[str, NDArray[np.bool_], NDArray[np.float64]] | None = None
-        self.spec = with_preset(what_if.settings_of(rows.run))
+        self.spec = written_out(what_if.settings_of(rows.run))
         now = rows.column("is_kept")
         path = table.stage_path(rows.run, "filter")
         if path.exists():

@@ -155,7 +155,7 @@ def test_a_wrong_limit_is_refused(text: str, message: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_a_filter_of_known_columns_with_a_source(name: str) -> None:
-    spec = filter_spec.with_preset(FilterSpec(preset=name))
+    spec = filter_spec.written_out(FilterSpec(preset=name))
 
     assert PRESETS[name].source
     assert spec.model_dump(exclude={"preset"}) != FilterSpec().model_dump(exclude={"preset"})
@@ -164,7 +164,7 @@ def test_every_preset_is_a_filter_of_known_columns_with_a_source(name: str) -> N
 
 
 def test_what_a_recipe_sets_stands_before_its_preset() -> None:
-    spec = filter_spec.with_preset(
+    spec = filter_spec.written_out(
         parse(
             "preset: mindone\n"
             "limits: {duration_seconds: {min: 1}, clip_match_mean: {min: 25}, text_area_mean: {}}"
@@ -175,7 +175,7 @@ def test_what_a_recipe_sets_stands_before_its_preset() -> None:
     assert spec.limits["clip_match_mean"] == Limit(min=25)
     assert spec.limits["text_area_mean"] == Limit()
     assert spec.limits["clip_aesthetic_mean"] == Limit(min=5)
-    without = filter_spec.with_preset(parse("preset: mindone\nlimits: {duration_seconds: {max: null}}"))
+    without = filter_spec.written_out(parse("preset: mindone\nlimits: {duration_seconds: {max: null}}"))
     assert without.limits["duration_seconds"] == Limit(min=2)
 
 
@@ -197,7 +197,7 @@ def test_the_rules_of_a_preset_reject_and_substitute_the_provenance(tmp_path: Pa
     reported = table.provenance(tmp_path / "filter.parquet").settings
     assert reported["preset"] == "open-sora-1.2"
     assert reported["limits"]["clip_aesthetic_mean"]["min"] == 4.5
-    assert FilterSpec.model_validate_json(json.dumps(reported)) == filter_spec.with_preset(
+    assert FilterSpec.model_validate_json(json.dumps(reported)) == filter_spec.written_out(
         FilterSpec(preset="open-sora-1.2")
     )
 
