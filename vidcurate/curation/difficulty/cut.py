@@ -12,6 +12,7 @@ from vidcurate.sampler import buckets
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_USUAL_FRACTION = 0.01  # of the sources, for validation
 
 
 def latent_tokens(num_frames: Ints, height: Ints, width: Ints) -> Ints:
@@ -90,6 +91,18 @@ def ties_split(values: Floats, weights: Floats, hashes: rng.Words, levels: int) 
         _cuts(np.cumsum(weights[order]), levels), np.arange(len(order)), side="left"
     )
     return result
+
+
+def validation_limit(draws: Floats, validation_fraction: float | None) -> float:
+    """Return the number below which a clip validates, of its `draws` [n]; fraction None: the default.
+
+    The default takes one source where 0.01 takes none of several. One: a set that grows then moves no source
+    from training to validation.
+    """
+    if validation_fraction is not None:
+        return validation_fraction
+    lowest, highest = draws.min(), draws.max()
+    return _USUAL_FRACTION if lowest == highest else max(_USUAL_FRACTION, float(np.nextafter(lowest, 1)))
 
 
 def fold_draws(rows: pl.DataFrame, seed: int) -> Floats:

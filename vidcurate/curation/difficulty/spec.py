@@ -24,8 +24,9 @@ class SplitSpec(Recipe):
     """clips of equal difficulty: all in one level, or parted by a hash of their ids"""
     drop_hardest: Annotated[float, Field(gt=0, lt=0.5)] | None = None
     """share of the hardest clips that is rejected first (0.0001 is 0.01 %)"""
-    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    """share of the sources that goes to validation"""
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """share of the sources that goes to validation; null: 0.01, and one source where that takes none of
+    several"""
     seed: Annotated[int, Field(ge=0)] = 0
     """changes which sources are for validation and how ties are parted"""
     warn_effect_size: ClassVar[float] = 4.0

@@ -69,7 +69,7 @@ def _measure(values: Mapping[str, list[cut.Floats]], spec: SplitSpec) -> list[Ju
 def _with_folds(rows: pl.DataFrame, spec: SplitSpec) -> tuple[pl.DataFrame, cut.Floats]:
     """Return the rows with `fold`, and the draws that decide the fold, float64 (n,)."""
     draws = cut.fold_draws(rows, spec.seed)
-    is_validation = pl.Series(draws < spec.validation_fraction)
+    is_validation = pl.Series(draws < cut.validation_limit(draws, spec.validation_fraction))
     fold = pl.when(is_validation).then(pl.lit("validation")).otherwise(pl.lit("train"))
     return rows.with_columns(fold.alias("fold")), draws
 
@@ -239,7 +239,7 @@ def _measured(
         advice=(
             *advice.texts(ramps, tail, to_ratio, spec),
             *advice.few_clips(train_clips),
-            *advice.empty_validation(draws, spec.validation_fraction),
+            *advice.empty_validation(draws, cut.validation_limit(draws, spec.validation_fraction)),
         ),
         up_to_date=False,
     )
