@@ -9,12 +9,16 @@ or network are retried and do not reject the file.
 """
 
 import errno
+import itertools
 import stat
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import av
 
 from vidcurate.curation.probe.bounds import family_of, read_bounds
 from vidcurate.curation.probe.checks import check_complaints, check_decode, check_index
@@ -23,9 +27,11 @@ from vidcurate.curation.probe.findings import REJECTING, Facts, verdict
 from vidcurate.errors import MediaError
 from vidcurate.media import container as media_container
 from vidcurate.media import headers, packets
+from vidcurate.media.coded_units.field_pictures import FieldPairs
+from vidcurate.media.first_packets import INDEXED
 from vidcurate.storage.checksum import sha256_file
 
-VERSION = 3  # of the facts: facts of another version are computed again
+VERSION = 4  # of the facts: facts of another version are computed again
 
 # I/O errors that a retry may solve.
 TRANSIENT = {
@@ -102,7 +108,7 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
             facts |= _header_columns(header)
             facts["level"] = "header"
             if task.level == "header":
-                return facts
+                return facts | {"fps": _shown_fps(path, header, stream)}
             bounds = read_bounds(path, header.container, check_sums=task.level in ("keyframes", "full"))
             index = packets.index_of(path, container, stream)
             facts |= _index_columns(header, index, size_bytes)
@@ -161,6 +167,22 @@ def _header_columns(header: headers.Header) -> Facts:
         "num_frames": header.num_frames if header.counts_shown_frames else None,
         "duration_seconds": header.duration_seconds,
     }
+
+
+def _shown_fps(path: Path, header: headers.Header, stream: Any) -> float | None:
+    """Return the header's frame rate, halved where FFmpeg took it from packets that hold a field each."""
+    if header.fps is None or header.container in INDEXED or not FieldPairs(stream).may_occur:
+        return header.fps
+    with suppress(av.FFmpegError), media_container.opened(path) as (again, first):
+        packets_of = media_container.packets_of(again, first)
+        pairs, times, is_second = FieldPairs(first), [], []
+        for packet in itertools.islice((one for one in packets_of if one.size), 3):
+            is_second.append(pairs.is_second(packet))
+            times.append(packet.dts)
+        if is_second == [False, True, False] and None not in times:
+            periods = float((times[2] - times[0]) * first.time_base) * header.fps
+            return header.fps / 2 if 1.5 < periods < 2.5 else header.fps
+    return header.fps
 
 
 def _index_columns(header: headers.Header, index: packets.PacketIndex, size_bytes: int) -> Facts:

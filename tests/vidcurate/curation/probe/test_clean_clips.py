@@ -252,11 +252,29 @@ def test_two_fields_in_two_packets_are_one_frame_at_every_level(tmp_path: Path, 
     path = write_field_pictures(tmp_path / name, num_frames=24, gop=8)
 
     rows = [probe_file(str(path), level) for level in LEVELS]
+    first = probe_file(str(path), "header")
 
-    assert [(row["probe_status"], row["probe_findings"]) for row in rows] == [("ok", None)] * 3
+    assert [(row["probe_status"], row["probe_findings"]) for row in [first, *rows]] == [("ok", None)] * 4
     assert [(row["num_frames"], row["fps"]) for row in rows] == [(24, pytest.approx(25.0))] * 3
+    assert (first["num_frames"], first["fps"]) == (None, pytest.approx(25.0))
+    assert first["fps_from_header"] == pytest.approx(50.0)  # FFmpeg counts packets
     assert rows[2]["num_frames_from_index"] == rows[2]["num_frames_from_decode"]
     assert rows[0]["duration_seconds"] == pytest.approx(0.96)
+
+
+@pytest.mark.parametrize("name", ["clip.mts", "clip.mkv"])
+def test_interlaced_frames_in_one_packet_keep_the_rate_of_the_header(tmp_path: Path, name: str) -> None:
+    with av.open(str(tmp_path / name), "w") as container:
+        options = {"x264-params": "interlaced=1:bframes=2:log-level=none"}
+        stream: Any = container.add_stream("libx264", rate=25, options=options)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        for picture in moving_square(24, 64, 64):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+    with av.open(str(tmp_path / name)) as container:
+        assert FieldPairs(container.streams.video[0]).may_occur
+
+    assert [probe_file(str(tmp_path / name), level)["fps"] for level in ("header", *LEVELS)] == [25.0] * 4
 
 
 def test_frames_of_field_pictures_are_found_by_their_number(tmp_path: Path) -> None:
