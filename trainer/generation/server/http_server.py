@@ -17,11 +17,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from trainer.generation.server.request import Answer, Job, Limits, Refused, body_bytes, parse
+from trainer.generation.server.request import Answer, Arriving, Job, Limits, Refused, body_bytes, parse
 from vidcurate.errors import InputError
 
 SOCKET_SECONDS = 30.0  # limit for a client to send its request, and again to receive the reply
@@ -29,6 +30,7 @@ MAX_CONNECTIONS = 64
 DRAIN_SECONDS = 2.0
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 0.05  # between two looks of the listening thread at whether the server ends
+MOST_END_SECONDS = 30.0  # that the end of the server waits for the present part of a clip
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
@@ -60,7 +62,7 @@ class Endpoint:
         self.jobs: queue.Queue[Job | None] = queue.Queue(limits.max_queue)
         self.codes: Counter[int] = Counter()
         self.seconds = 0.0
-        self.lock = threading.Lock()
+        self.lock, self._is_over = threading.Lock(), threading.Event()
         try:
             self._server = _Server(address, _Handler)
         except OSError as error:
@@ -80,15 +82,30 @@ class Endpoint:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop listening and end the present clip: Python must not exit while a thread runs torch."""
+        self._is_over.set()
         self._server.shutdown()
         self._server.server_close()
+        with self.jobs.mutex:
+            self.jobs.queue.clear()
+            self.jobs.queue.append(None)
+            self.jobs.not_empty.notify()
+        for thread in self._threads:
+            thread.join(MOST_END_SECONDS)
+
+    def _check(self, job: Job) -> None:
+        """Raise Refused if the server ends, or the request has."""
+        if self._is_over.is_set():
+            raise Refused(503, "the server ends.")
+        job.check()
 
     def _work(self) -> None:
         while (job := self.jobs.get()) is not None:
             began = time.monotonic()
+            check = partial(self._check, job)
             try:
-                job.check()
-                job.answer = self.generate(job.asked, job.check)
+                check()
+                job.answer = self.generate(job.asked, check)
             except Refused as refused:
                 job.answer = refused.answer
             except Exception as error:  # noqa: BLE001 - reported to the client; the thread continues
@@ -195,23 +212,6 @@ class _Server(ThreadingHTTPServer):
         """A disconnected client is not an error."""
 
 
-class _Arriving(io.RawIOBase):
-    """A socket file with one deadline for the whole request: slow clients cannot prolong it."""
-
-    def __init__(self, connection: socket.socket, seconds: float) -> None:
-        self._connection, self._until = connection, time.monotonic() + seconds
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the request did not arrive completely in time")
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
-
-
 class _Handler(BaseHTTPRequestHandler):
     _has_unread = False  # whether bytes of the request may be left in the connection
     timeout = SOCKET_SECONDS
@@ -222,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.rfile.close()
-        self.rfile = io.BufferedReader(_Arriving(self.connection, self.timeout))
+        self.rfile = io.BufferedReader(Arriving(self.connection, self.timeout))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are counted in /metrics, not logged."""

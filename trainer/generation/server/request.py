@@ -1,6 +1,8 @@
 """Generation request: allowed fields, limits, and replies."""
 
+import io
 import json
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -76,6 +78,23 @@ class Job:
         """Raise Refused if the deadline has passed or the client has disconnected."""
         if self.is_dropped or time.monotonic() > self.deadline:
             raise Refused(504, "the time limit has passed. Ask for fewer frames, pixels or steps.")
+
+
+class Arriving(io.RawIOBase):
+    """A socket file with one deadline for the whole request: slow clients cannot prolong it."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection, self._until = connection, time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request did not arrive completely in time")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
 
 
 def body_bytes(length: str) -> int:
