@@ -4,8 +4,8 @@
 
 Each server is a program of its own on a copy of the run, whose checkpoints come one after another, as those
 of a training do, while it makes a client's clip. The seconds are those of RUN/serve/validation.jsonl, waiting
-for the model included. The peer is a server that nobody asks, started in turns. A client sends the next request
-when its last one is answered, whatever the answer is. The losses must be the same.
+for the model included. The peer is a server that nobody asks, started in turns. A client sends its next
+request when the last one is answered, whatever the answer is. The losses must be the same.
 """
 
 import argparse
