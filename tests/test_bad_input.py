@@ -248,10 +248,8 @@ def test_a_wrong_request_is_one_line_that_names_it(
 
     reported = capsys.readouterr().err
     assert words in reported
-    if reported.startswith("error: "):
-        assert len(reported.strip().splitlines()) == 1
-    else:
-        assert reported.startswith("Usage: ")  # the command line's own words for a wrong option
+    assert reported.startswith("error: ")
+    assert len(reported.strip().splitlines()) == 1
     assert "Traceback" not in reported
 
 

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         try:
             _require_text([os.readlink("/proc/self/cwd"), *given])
-            app(args=given, prog_name="vidcurate")
+            sys.exit(_call(given))
         except SystemExit:
             sys.stdout.flush()  # here, where a full disk or a reader that left is one line
             raise
@@ -58,6 +58,24 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(f"error: {_damaged_table(error, given) or _unforeseen(error)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _call(given: list[str]) -> int:
+    """Run the command and return its exit code. Raises InputError for wrong options, in one line."""
+    try:
+        code: int | None = app(args=given, prog_name="vidcurate", standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # of typer's own errors, whose place differs by its version
+            raise
+        said = " ".join(error.format_message().split())
+        if "Usage: " in said:  # no command was given: the message is the help
+            error.show()  # type: ignore[attr-defined]
+            return 2
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "vidcurate"
+        end = "" if said.endswith(("?", ".")) else "."
+        raise InputError(f"{said}{end} See `{command} --help`.") from error
+    return code or 0
 
 
 def _require_text(words: list[str]) -> None:
