@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,6 +95,24 @@ def slow(*arguments, **named):
 micro_batch.add_gradient = slow
 """
 
+# From the third on, a rank's steps never end.
+ENDLESS = """
+import time
+from itertools import count
+from trainer import train
+
+train_step, numbers = train.train_step, count(1)
+
+
+def step(*arguments, **named):
+    while next(numbers) > 2:
+        time.sleep(0.1)
+    return train_step(*arguments, **named)
+
+
+train.train_step = step
+"""
+
 
 def patched(folder: Path, program: str, **more: str) -> dict[str, str]:
     """Return what an environment needs so that ranks run `program` first; names in PYTHON… travel."""
@@ -102,6 +121,16 @@ def patched(folder: Path, program: str, **more: str) -> dict[str, str]:
     (folder / "sitecustomize.py").write_text(ONLY_RANKS + indented)
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
     return {"PYTHONPATH": path.rstrip(os.pathsep), "OMP_NUM_THREADS": "1", **more}
+
+
+def with_variable(name: str, value: str) -> list[int]:
+    """Return the processes of this machine that were started with this variable, zombies left out."""
+    wanted, found = f"{name}={value}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended meanwhile, or of another user
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
 
 
 def read_in_lock_step(

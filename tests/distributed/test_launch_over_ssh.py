@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked_runs import Forked, Forks
+from tests.patched_ranks import ENDLESS, patched, with_variable
 from tests.ssh_hosts import Cluster, serving, with_hosts_that_fail
 from tests.trainer.shards_for_tests import command_words, make_shards, numbers
 from trainer.cluster.hostfile import Host, read_hosts
@@ -41,12 +42,14 @@ class Launches:
     cluster: Cluster
     shards: Path
 
-    def start(self, run: Path, hosts: str, *more: str, options: tuple[str, ...] = ()) -> Forked:
+    def start(
+        self, run: Path, hosts: str, *more: str, options: tuple[str, ...] = (), **environment: str
+    ) -> Forked:
         hostfile = run.with_suffix(".hosts")
         hostfile.write_text(hosts)
         words = command_words(self.shards, run, "stages.0.data.micro_batches_per_step=2", *more)
         words += ["--hostfile", str(hostfile), "--ssh", self.cluster.ssh, *options]
-        return self.forks.start(["launch", *words], NCCL_DEBUG="it is passed on")
+        return self.forks.start(["launch", *words], NCCL_DEBUG="it is passed on", **environment)
 
 
 @pytest.fixture
@@ -100,6 +103,36 @@ def test_a_signal_lets_every_rank_of_two_hosts_save_and_leave(launches: Launches
     assert "rank 0 of 2" in first
     assert re.search(r"step 1/100000  loss", first)
     assert "rank 1 of 2" in second
+
+
+@pytest.mark.engine
+def test_a_second_ctrl_c_ends_the_ranks_of_two_hosts_at_once(launches: Launches, tmp_path: Path) -> None:
+    """The ranks stand in a step that never ends, and have decode workers: only the second can end them."""
+    run = tmp_path / "run"
+    marked = patched(tmp_path / "patch", ENDLESS, PYTHONMARK=str(tmp_path))
+    launched = launches.start(run, "a slots=1\nb\n", *MANY, "loader.num_workers=1", **marked)
+    wait_for_steps(run, launched, 2)
+    processes = ranks(run)
+    assert len(with_variable("PYTHONMARK", str(tmp_path))) > 4  # ssh, ranks and decode workers
+
+    os.kill(launched.pids[0], signal.SIGINT)
+    until = time.monotonic() + LIMIT_SECONDS
+    while "SIGINT: every rank saves and leaves; once more kills them" not in launched.text():
+        assert time.monotonic() < until, launched.text()
+        time.sleep(0.02)
+    assert any(map(is_alive, processes.values()))
+    os.kill(launched.pids[0], signal.SIGINT)
+
+    assert launched.codes() == [130], launched.text()
+    assert not any(map(is_alive, processes.values()))
+    assert launched.text().splitlines()[-1] == (
+        "interrupted; the same command continues from the newest checkpoint"
+    )
+    assert "Traceback" not in launched.text()
+    assert not (run / "LATEST").exists()
+    while left := with_variable("PYTHONMARK", str(tmp_path)):
+        assert time.monotonic() < until, left
+        time.sleep(0.02)
 
 
 @pytest.mark.engine
