@@ -4,7 +4,9 @@ sbatch runs the script, and runs it again when `scontrol requeue` asked for it. 
 FOLDER/time-limit appears, it sends the signal of the script's `#SBATCH --signal` line to whom Slurm would:
 with "B:" to the script alone, without to every task and not to the script. When FOLDER/cancel appears, it
 sends SIGTERM to whom the file names: tasks, script. srun does with signals what Slurm's does: it passes
-SIGUSR1 on, and makes SIGKILL of SIGTERM; and it takes no --cpus-per-task from sbatch (Slurm 22.05).
+SIGUSR1 on, makes SIGKILL of SIGTERM, prints a line at the first Ctrl-C, and at the second sends the tasks
+SIGINT, SIGCONT and SIGTERM (Slurm: if it comes within a second). It takes no --cpus-per-task from sbatch
+(Slurm 22.05).
 """
 
 import os
@@ -75,6 +77,22 @@ for number in range(int(os.environ["SLURM_NTASKS"])):
         copiers[-1].start()
 signal.signal(signal.SIGUSR1, lambda n, _: [task.send_signal(n) for task in tasks])
 signal.signal(signal.SIGTERM, lambda n, _: [task.kill() for task in tasks])
+pressed = []
+
+
+def interrupt(number, frame):
+    pressed.append(number)
+    if len(pressed) == 1:
+        os.write(2, b"srun: interrupt (one more within 1 sec to abort)\\n")
+        return
+    os.write(2, b"srun: sending Ctrl-C to StepId=1.0\\n")
+    for name in (signal.SIGINT, signal.SIGCONT, signal.SIGTERM):
+        for task in tasks:
+            task.send_signal(name)
+
+
+if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as it is for what a script has in the background
+    signal.signal(signal.SIGINT, interrupt)
 started = Path(os.environ["FAKE_SLURM"]) / ".tasks"
 started.write_text(" ".join(str(task.pid) for task in tasks))
 started.rename(started.with_name("tasks"))
