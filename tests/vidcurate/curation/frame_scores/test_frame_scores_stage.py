@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.fault_corpus.no_decoder import without_decoder
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.dedup.orientations import ORIENTATIONS, turned
 from vidcurate.curation.demo_data import write as demo_data_write
@@ -18,7 +19,7 @@ from vidcurate.curation.frame_scores.stage import run_frames
 from vidcurate.curation.ingest import stage as ingest_stage
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, VidcurateError
 from vidcurate.executor.parts_folder import ExecutorSpec
 
 SPEC = FramesSpec(time_limit_seconds=None)  # scored in this process
@@ -39,6 +40,15 @@ def ingested(home: Path, run: Path) -> Path:
         run, IngestSpec(metadata=home / "demo" / "captions.csv", videos=home / "demo" / "videos")
     )
     return run
+
+
+def write_videos(videos: Path, count: int, data: bytes) -> None:
+    """Write 0.mp4, 1.mp4, … with these bytes, and captions.csv."""
+    videos.mkdir()
+    for number in range(count):
+        (videos / f"{number}.mp4").write_bytes(data)
+    lines = [f"{number}.mp4,a clip" for number in range(count)]
+    (videos / "captions.csv").write_text("\n".join(["video,caption", *lines, ""]))
 
 
 def rows_of(run: Path) -> pl.DataFrame:
@@ -122,6 +132,54 @@ def test_another_file_is_scored_again_and_another_time_limit_is_not(home: Path, 
     (videos / good).write_bytes(b"no video any more")
     assert not run_frames(run, SPEC, videos=videos).up_to_date
     assert rows_of(run).filter(pl.col("video_path") == good)["frames_status"][0] == "unreadable"
+
+
+@pytest.mark.parametrize("spec", [SPEC, FramesSpec()], ids=["in this process", "in workers"])
+def test_a_missing_codec_stops_the_stage_and_is_named(
+    make_video: Callable[..., Path], tmp_path: Path, spec: FramesSpec
+) -> None:
+    videos, run = tmp_path / "videos", tmp_path / "run"
+    good = make_video("clip.mp4").read_bytes()
+    write_videos(videos, 9, without_decoder(good))
+    ingest_stage.run_ingest(run, IngestSpec(metadata=videos / "captions.csv", videos=videos))
+
+    with pytest.raises(
+        VidcurateError,
+        match=r"^all 9 clips failed for one reason, so no table was written\. The first: 0\.mp4: holds no "
+        r"video stream\. `vidcurate version` prints the codecs",
+    ):
+        run_frames(run, spec, videos=videos)
+
+    assert [path.name for path in run.iterdir() if "frames" in path.name] == []
+    (videos / "8.mp4").write_bytes(good)  # one clip that decodes: the others are broken, not the installation
+    run_frames(run, spec, videos=videos)
+    assert dict(rows_of(run)["frames_status"].value_counts().iter_rows()) == {"no_video_stream": 8, "ok": 1}
+
+
+def test_seven_clips_that_fail_alike_are_rows(make_video: Callable[..., Path], tmp_path: Path) -> None:
+    videos, run = tmp_path / "videos", tmp_path / "run"
+    write_videos(videos, 7, without_decoder(make_video("clip.mp4").read_bytes()))
+    ingest_stage.run_ingest(run, IngestSpec(metadata=videos / "captions.csv", videos=videos))
+    run_frames(run, SPEC, videos=videos)
+    assert rows_of(run)["frames_status"].to_list() == ["no_video_stream"] * 7
+
+
+def test_an_opencv_that_fails_is_named_and_no_table_is_written(
+    make_video: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that takes other arguments: an error at the first clip, of no clip's own."""
+    videos, run = tmp_path / "videos", tmp_path / "run"
+    write_videos(videos, 9, make_video("clip.mp4").read_bytes())
+    ingest_stage.run_ingest(run, IngestSpec(metadata=videos / "captions.csv", videos=videos))
+    monkeypatch.delattr("cv2.cvtColor")
+
+    with pytest.raises(AttributeError, match=r"module 'cv2' has no attribute 'cvtColor'"):
+        run_frames(run, SPEC, videos=videos)
+
+    assert not table.stage_path(run, "frames").exists()
+    monkeypatch.undo()
+    run_frames(run, SPEC, videos=videos)
+    assert rows_of(run)["frames_status"].to_list() == ["ok"] * 9
 
 
 def test_a_folder_or_a_library_that_is_not_there_is_named(
