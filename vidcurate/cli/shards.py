@@ -89,6 +89,13 @@ def build_shards(
             f"note: {counts}: Hugging Face datasets reads shards of one extension only. "
             "--set mode=transcode writes MP4 alone."
         )
+    if summary.rows_failed and not summary.rows_written:
+        clips, first = counted(summary.rows_failed, "clip"), summary.failed[0].rstrip(".")
+        raise ShardError(
+            f"{out or run / 'shards'}: {clips} failed and none was written. The first: {first}. `vidcurate "
+            "version` prints the codecs and libraries of this installation. Mend the cause, then build into "
+            "another folder, or delete this one first."
+        )
 
 
 @app.command()

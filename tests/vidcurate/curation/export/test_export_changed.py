@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import shard_runs
-from tests.fault_corpus.no_decoder import without_decoder
+from tests.fault_corpus.no_codec import WITHOUT_X264, without_decoder
 from tests.vidcurate.curation.export import clip_runs
 from tests.vidcurate.curation.export.exported import WAN, exported
 from vidcurate.curation.clip_table import table
@@ -74,33 +74,6 @@ def test_a_missing_decoder_stops_the_export_and_is_named(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
     many(tmp_path, "exact.mp4")
     assert exported(tmp_path, "out", WAN, ["hf"]).clips == 9
-
-
-# A PyAV that was built without x264 raises this where a stream is added.
-WITHOUT_X264 = """
-import av
-
-real = av.open
-
-
-class Output:
-    def __init__(self, container):
-        self.container = container
-
-    def __getattr__(self, name):
-        return getattr(self.container, name)
-
-    def add_stream(self, name, **options):
-        return self.container.add_stream(name + "-of-another-build", **options)
-
-
-def opened(file, mode=None, **options):
-    container = real(file, mode, **options)
-    return Output(container) if mode == "w" else container
-
-
-av.open = opened
-"""
 
 
 def test_a_missing_encoder_stops_the_export_and_is_named(tmp_path: Path) -> None:

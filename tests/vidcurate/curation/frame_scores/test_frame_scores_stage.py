@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.fault_corpus.no_decoder import without_decoder
+from tests.fault_corpus.no_codec import without_decoder
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.dedup.orientations import ORIENTATIONS, turned
 from vidcurate.curation.demo_data import write as demo_data_write
