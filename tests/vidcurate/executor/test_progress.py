@@ -64,3 +64,24 @@ def test_the_bar_keeps_count_total_and_time_left_at_every_width(
     assert re.search(r" (\d+:)?\d+:\d\d left$", line.rstrip()), line
     assert ("━" in line) or width == 60
     assert (unit in line) is (unit == "clips" or total == 320 or width == 120)
+
+
+@pytest.mark.parametrize("failed", ["", " (0 failed)"])
+@pytest.mark.parametrize(("done", "total"), [(0, 0), (0, 1), (1, 1)])
+def test_none_and_one_are_shown_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], done: int, total: int, failed: str
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_SECONDS", 0.0)
+    with progress.progress_bar("probe") as tell:
+        tell(done, total, f"files{failed}")
+    screen = io.StringIO()
+    console = Console(file=screen, width=80, force_terminal=True, color_system=None)
+    with progress.Bar(progress._FittedColumn(console), console=console) as bar:
+        bar.add_task("probe", total=total, completed=done, unit=f"files{failed}", rate=0.0)
+
+    assert capsys.readouterr().err == f"probe: {done} of {total} files{failed}, 0.0/s\n"
+    assert f" {done}/{total} files{failed}" in screen.getvalue()
+    assert progress.fitted(80, "probe", done, total, f"files{failed}", 1e6) == (
+        "probe",
+        f"{done}/{total} files{failed} 1,000,000.0/s" + (" 0:00 left" if done < total else ""),
+    )

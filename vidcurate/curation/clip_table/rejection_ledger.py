@@ -204,9 +204,11 @@ def check_ledger(run: Path) -> dict[str, int]:
     wrong = entries.filter(~replay_ledger(entries))
     if len(wrong):
         clip_id, rule, value, threshold = wrong.select("clip_id", "rule", "value", "threshold").row(0)
+        many = f"{len(wrong):,} entries do not follow from their values"
+        which = "1 entry does not follow from its value" if len(wrong) == 1 else many
         raise TableError(
-            f"{run / LEDGER}: {len(wrong)} entries do not follow from their values; the first is {clip_id}: "
-            f"{rule}, {value} against {threshold}. Run `vidcurate filter {run}` again."
+            f"{run / LEDGER}: {which}; the first is {clip_id}: {rule}, {value} against "
+            f"{threshold}. Run `vidcurate filter {run}` again."
         )
     reported = entries.filter("is_verdict")["clip_id"]
     is_rejected = ~pl.col("is_kept") | pl.col("clip_id").is_in(unwritten(run)["clip_id"].implode())

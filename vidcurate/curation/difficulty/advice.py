@@ -159,14 +159,15 @@ def texts(made: Sequence[Ramp], cut: Tail | None, to_ratio: Tail | None, spec: S
     reported = []
     if cut is not None:
         reported.append(
-            f"cut the hardest {100 * cut.share:.2g} % (drop_hardest: {drop_hardest(cut):g}): {cut.clips:,} "
-            f"clips with {spec.column} above {cut.above:g} are beyond the tail of the others."
+            f"cut the hardest {100 * cut.share:.2g} % (drop_hardest: {drop_hardest(cut):g}): "
+            f"{counted(cut.clips, 'clip')} with {spec.column} above {cut.above:g} "
+            f"{'is' if cut.clips == 1 else 'are'} beyond the tail of the others."
         )
     if to_ratio is not None:
         reported.append(
             f"without the hardest {100 * to_ratio.share:.2g} % (drop_hardest: {drop_hardest(to_ratio):g}), "
-            f"{to_ratio.clips:,} clips with {spec.column} above {to_ratio.above:g}, the top 1 % of the last "
-            f"level is {spec.warn_tail_ratio:g} times that of the one before."
+            f"{counted(to_ratio.clips, 'clip')} with {spec.column} above {to_ratio.above:g}, the top 1 % of "
+            f"the last level is {spec.warn_tail_ratio:g} times that of the one before."
         )
     for ramp in made:
         if ramp.increments > 1:

@@ -110,7 +110,7 @@ def check_decode(facts: Facts, found: Decoded, index: packets.PacketIndex, *, ke
         findings["damaged_frames"] = f"{counted(damaged, 'damaged frame')}, first {found.first_frame}"
     if found.read_error:
         findings["damaged_container"] = (
-            f"reading stopped after {found.num_packets} packets ({found.read_error})"
+            f"reading stopped after {counted(found.num_packets, 'packet')} ({found.read_error})"
         )
     expected = index.num_frames
     if keyframes_only:  # H.263 in AVI has more of them than its index names

@@ -141,7 +141,7 @@ def _files(shards: Path) -> tuple[list[Path], dict[str, str]]:
     verdict = verify(shards, "index")
     if verdict.problems:
         raise ShardError(
-            f"{shards}: {len(verdict.problems)} problems; first: {verdict.problems[0]}. "
+            f"{shards}: {counted(len(verdict.problems), 'problem')}; first: {verdict.problems[0]}. "
             f"Run `vidcurate verify {shards}`."
         )
     manifest = read_manifest(shards)

@@ -30,7 +30,7 @@ from vidcurate.curation.report import (
 )
 from vidcurate.curation.report.review_summary import review_summary
 from vidcurate.curation.review_decisions.journal import REVIEWS
-from vidcurate.errors import InputError
+from vidcurate.errors import InputError, counted
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.storage import atomic_file
 
@@ -92,6 +92,7 @@ def _page(values: dict[str, Any]) -> str:
     )
     environment.filters["shown"] = svg.shown
     environment.filters["size"] = _size_as_text
+    environment.filters["counted"] = counted
     environment.filters["sign"] = lambda text: text.replace(">=", "≥").replace("<=", "≤")
     environment.filters["breaks"] = with_breaks
     environment.filters["measure"] = distributions.measure_as_text

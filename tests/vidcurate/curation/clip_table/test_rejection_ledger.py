@@ -125,6 +125,11 @@ def test_a_ledger_that_was_tampered_with_is_found(tmp_path: Path) -> None:
     table.write(whole.with_columns(value=pl.lit("500")), path, origin)
     with pytest.raises(TableError, match="entries do not follow from their values"):
         rejection_ledger.check_ledger(run)
+    is_small = (pl.col("clip_id") == "small") & (pl.col("rule") == "min_height")
+    one = pl.when(is_small).then(pl.lit("500")).otherwise(pl.col("value"))
+    table.write(whole.with_columns(value=one), path, origin)
+    with pytest.raises(TableError, match="1 entry does not follow from its value; the first is small"):
+        rejection_ledger.check_ledger(run)
     table.write(whole.filter(pl.col("clip_id") != "small"), path, origin)
     with pytest.raises(TableError, match=r"verdicts differ from filter.parquet, first at small"):
         rejection_ledger.check_ledger(run)

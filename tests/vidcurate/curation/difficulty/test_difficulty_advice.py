@@ -355,3 +355,13 @@ def test_a_fraction_that_is_set_is_taken_as_it_is_and_one_source_stays_in_traini
     assert cut.validation_limit(np.array([0.3, 0.6]), 0.0) == 0.0
     assert cut.validation_limit(np.array([0.3, 0.6]), 0.2) == 0.2
     assert not (np.array([0.3, 0.3]) < cut.validation_limit(np.array([0.3, 0.3]), None)).any()
+
+
+@pytest.mark.parametrize(
+    ("clips", "said"), [(1, "1 clip with noun_count above 9 is"), (2000, "2,000 clips with")]
+)
+def test_one_clip_beyond_the_tail_is_no_plural(clips: int, said: str) -> None:
+    tail = advice.Tail(clips=clips, share=0.01, above=9.0)
+    beyond, to_ratio = advice.texts((), tail, tail, SplitSpec())
+    assert said in beyond
+    assert said.removesuffix(" is") in to_ratio
