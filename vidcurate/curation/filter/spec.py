@@ -73,11 +73,13 @@ class OutlierRule(Recipe):
     @model_validator(mode="after")
     def _value_fits(self) -> Self:
         if self.method == "tail_quantile" and not 0 < self.value < 0.5:
-            raise ValueError(f"a tail quantile is a share between 0 and 0.5, not {self.value:g}")
+            raise ValueError(
+                f"method tail_quantile needs a value between 0 and 0.5, a share, not {self.value:g}"
+            )
         if self.method in ("iqr", "mad", "z_score") and self.value <= 0:
-            raise ValueError(f"{self.method} needs a value above 0, not {self.value:g}")
+            raise ValueError(f"method {self.method} needs a value above 0, not {self.value:g}")
         if self.method == "absolute" and self.side == "both":
-            raise ValueError("an absolute limit has one side; give two rules, upper and lower")
+            raise ValueError("method absolute has one side, not side both; give two rules, upper and lower")
         return self
 
 
