@@ -107,7 +107,7 @@ def test_a_signal_lets_every_rank_of_two_hosts_save_and_leave(launches: Launches
 
 @pytest.mark.engine
 def test_a_second_ctrl_c_ends_the_ranks_of_two_hosts_at_once(launches: Launches, tmp_path: Path) -> None:
-    """The ranks stand in a step that never ends, and have decode workers: only the second can end them."""
+    """The ranks are in a step that never ends, and have decode workers: only the second can end them."""
     run = tmp_path / "run"
     marked = patched(tmp_path / "patch", ENDLESS, PYTHONMARK=str(tmp_path))
     launched = launches.start(run, "a slots=1\nb\n", *MANY, "loader.num_workers=1", **marked)

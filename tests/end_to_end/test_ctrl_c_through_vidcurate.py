@@ -77,7 +77,7 @@ def test_the_first_ctrl_c_saves_and_stops_and_the_same_command_continues(
 def test_the_second_ctrl_c_ends_at_once_and_leaves_no_process(
     shards: Path, tmp_path: Path, command: list[str], more: list[str], heard: str, least: int
 ) -> None:
-    """The ranks stand in a step that never ends: only the second can end them."""
+    """The ranks are in a step that never ends: only the second can end them."""
     run = tmp_path / "run"
     words = [*command, *command_words(shards, run, *LONG), *more]
     with pressed(words, tmp_path / "job", ENDLESS) as job:

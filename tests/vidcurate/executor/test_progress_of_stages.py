@@ -27,22 +27,22 @@ from vidcurate.shards.layout import ShardSpec
 from vidcurate.shards.reader_indexes import export as reader_indexes_export
 from vidcurate.shards.verify import verify
 
-Told = tuple[int, int, str]
+Report = tuple[int, int, str]
 
 
 @dataclass
-class Tellers:
-    """One function for each stage, and what it was told."""
+class Reports:
+    """One function for each stage, and what it received."""
 
-    told: dict[str, list[Told]] = field(default_factory=dict)
+    reports: dict[str, list[Report]] = field(default_factory=dict)
 
     def __call__(self, stage: str) -> Callable[[int, int, str], None]:
-        said = self.told.setdefault(stage, [])
+        said = self.reports.setdefault(stage, [])
         return lambda done, total, unit: said.append((done, total, unit))
 
     def check(self) -> None:
-        assert self.told
-        for stage, said in self.told.items():
+        assert self.reports
+        for stage, said in self.reports.items():
             for done, total, unit in said:
                 assert 0 <= done <= total, f"{stage}: {done} of {total} {unit}"
             assert [done for done, _, _ in said] == sorted(done for done, _, _ in said), stage
@@ -53,7 +53,7 @@ def test_no_stage_tells_more_than_there_is(
     make_video: Callable[..., Path], tmp_path: Path, good: int
 ) -> None:
     """Of `good` clips and one whose file is missing; with none, the stages behind the filter have no clip."""
-    videos, run, tell = tmp_path / "videos", tmp_path / "run", Tellers()
+    videos, run, tell = tmp_path / "videos", tmp_path / "run", Reports()
     videos.mkdir()
     lines = ["video,caption", *(f"{number}.mp4,a square moves right {number}" for number in range(good + 1))]
     for number in range(good):
@@ -85,6 +85,6 @@ def test_no_stage_tells_more_than_there_is(
 
     tell.check()
     for stage in ("probe", "score-frames"):  # the last word is that all is done
-        done, total, _ = tell.told[stage][-1]
+        done, total, _ = tell.reports[stage][-1]
         assert done == total
         assert total >= good
