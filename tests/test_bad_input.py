@@ -157,7 +157,7 @@ REQUESTS: dict[str, tuple[Callable[[Path], object] | None, str, int, str]] = {
         None,
         "filter HOME/run --set outliers=[{column: noun_count, value: 2}]",
         2,
-        "tail quantile",
+        "tail_quantile",
     ),
     "a rule on a column that is not there": (
         None,
