@@ -1,9 +1,9 @@
 """Caption language by py3langid (extra `language`): 4.6 MB, no download.
 
-140 languages. The model reads the first 200 characters, some 5,000 captions per second on one core; so this
-score is off by default. Naive Bayes over byte n-grams (langid.py, Lui and Baldwin 2012): a short caption has
-a low confidence, and a rule should also require a confidence (`forbidden` alone would reject short English
-captions).
+140 languages. The model reads the first 200 characters, some 5,000 captions per second on one core; so by
+default it reads only captions that are not English by their words (`other_languages`). Naive Bayes over byte
+n-grams (langid.py, Lui and Baldwin 2012): a short caption has a low confidence, and with `language` set a
+rule should also require a confidence (`forbidden` alone would reject short English captions).
 """
 
 import importlib.metadata
@@ -20,9 +20,13 @@ _CHARACTERS = 200
 _DIGITS = 4
 
 
+def is_installed() -> bool:
+    return importlib.util.find_spec("py3langid") is not None
+
+
 def score() -> TextScore:
     """Return the score of COLUMNS. Raises InputError when py3langid is not installed."""
-    if importlib.util.find_spec("py3langid") is None:
+    if not is_installed():
         raise InputError("language: py3langid is not installed. Run `pip install 'vidcurate[language]'`.")
     engine = f"py3langid@{importlib.metadata.version('py3langid')}"
     loaded: list[Any] = []

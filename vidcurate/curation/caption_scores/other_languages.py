@@ -1,4 +1,4 @@
-"""Non-English captions: no noun count, as the noun engines know English alone.
+"""Non-English captions: language, and no noun count (the engines know English).
 
 A caption is not English when most of its letters are of another script than the Latin one, when its words
 are not English, or, where the languages have been detected, when a language other than English is likely.
@@ -13,8 +13,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from vidcurate.curation.caption_scores import language, nouns, nouns_builtin
+from vidcurate.curation.caption_scores.text_scores import TextScore
 
 RULES = "words-1"  # a new name when the same captions are decided otherwise
+SETTING = "caption_language"  # in a table's provenance: what named the languages
 
 # None of 8,000 English captions (4,000 dense, 4,000 short) is called anything else with 0.8.
 _LEAST_CONFIDENCE = 0.8
@@ -41,6 +43,32 @@ och ett som av det är til den till för att og er på af med ei ja je
 az és egy hogy nem și din cu pe în este sa si por para se
 """
 _FUNCTION_WORDS = _FREQUENT.split()
+
+
+def score() -> TextScore:
+    """Return the score of the columns of `language` by the words, which is cheap.
+
+    `en` without a confidence, null without a letter, or what py3langid finds in a caption that is not
+    English. That is `und` (ISO 639: undetermined) when py3langid is not installed or finds English.
+    """
+    detector = language.score() if language.is_installed() else None
+    settings = {SETTING: "+".join([RULES, *(detector.settings.values() if detector else ())])}
+
+    def measure(captions: pl.Series) -> pl.DataFrame:
+        has_letter = captions.str.contains(r"\p{L}")
+        found = has_letter.to_frame("letter").select(
+            caption_language=pl.when("letter").then(pl.lit("en")),
+            caption_language_confidence=pl.lit(None, dtype=pl.Float64),
+        )
+        at = is_not_english(captions, pl.DataFrame()).arg_true()
+        if len(at):
+            others = detector.measure(captions[at]) if detector else found[at]
+            is_unknown = others["caption_language"].fill_null("en") == "en"
+            for name, unknown in zip(language.COLUMNS, ("und", None), strict=True):
+                found = found.with_columns(found[name].scatter(at, others[name].set(is_unknown, unknown)))
+        return found
+
+    return TextScore(columns=language.COLUMNS, measure=measure, settings=settings)
 
 
 def is_not_english(captions: pl.Series, scores: pl.DataFrame) -> pl.Series:
@@ -107,9 +135,6 @@ def _kinds(tokens: pl.Series) -> pl.DataFrame:
     return kinds.select("known", "function", "unknown", accented=pl.col("unknown") & is_accented)
 
 
-def without_their_nouns(captions: pl.Series, scores: pl.DataFrame) -> pl.DataFrame:
+def without_their_nouns(scores: pl.DataFrame, is_other: pl.Series) -> pl.DataFrame:
     """Return the scores with null for the noun counts of captions that are not English."""
-    if "noun_count" not in scores.columns:
-        return scores
-    is_other = is_not_english(captions, scores)
     return scores.with_columns(scores[name].set(is_other, None) for name in _NUMBERS)

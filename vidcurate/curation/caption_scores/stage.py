@@ -23,20 +23,22 @@ from vidcurate.recipe.recipe import Recipe
 _ROWS_PER_SLICE = 65_536
 _OTHER_LANGUAGES = "nouns_of_other_languages"
 _LANGUAGE_RULES = "language_rules"
+_LATER = (_OTHER_LANGUAGES, other_languages.SETTING)  # settings that older tables have not
 
 
 class ScoreSpec(Recipe):
     """Settings of the caption scores.
 
-    Scores that cost seconds per million captions are always computed. These settings enable the others; their
-    columns are missing otherwise.
+    Scores that cost seconds per million captions are always computed. These settings enable the others, whose
+    columns are missing otherwise, and say how the nouns and the languages are found.
     """
 
     noun_engine: Annotated[str, Field(pattern=r"^(auto|builtin|spacy:.+)$")] = "auto"
     """auto, builtin, or spacy:PIPELINE (an installed package or a folder); auto: en_core_web_sm when
     installed, else builtin"""
     language: bool = False
-    """detect the language of each caption: minutes per million captions; needs the extra `language`"""
+    """detect the language of each caption, which takes minutes per million captions and the extra `language`;
+    false: only where the words are not English"""
     nouns_of_other_languages: bool = False
     """count nouns also in captions that are not English, which the engines do not know; false: no count where
     most letters are not Latin, where the words are another language's, or where `language` finds one"""
@@ -49,7 +51,7 @@ SCORES: dict[str, Callable[[ScoreSpec], TextScore | None]] = {
     "nouns": lambda spec: nouns.score(spec.noun_engine),
     "caption_length": lambda spec: text_scores.length_score(),
     "t5_tokens": lambda spec: t5_tokens.score(spec.t5_tokenizer) if spec.t5_tokenizer else None,
-    "language": lambda spec: language.score() if spec.language else None,
+    "language": lambda spec: language.score() if spec.language else other_languages.score(),
     "boilerplate": lambda spec: text_scores.boilerplate_score(),
     "repeats": lambda spec: text_scores.repeats_score(),
 }
@@ -72,7 +74,13 @@ class ScoreSummary:
 
 def _columns_of(captions: pl.Series, scores: list[TextScore], spec: ScoreSpec) -> pl.DataFrame:
     found = pl.concat([score.measure(captions) for score in scores], how="horizontal")
-    return found if spec.nouns_of_other_languages else other_languages.without_their_nouns(captions, found)
+    if spec.nouns_of_other_languages:
+        return found
+    if spec.language:
+        is_other = other_languages.is_not_english(captions, found)
+    else:  # the words have been looked at
+        is_other = (found["caption_language"] != "en").fill_null(value=False)
+    return other_languages.without_their_nouns(found, is_other)
 
 
 def _settings(scores: list[TextScore], spec: ScoreSpec) -> dict[str, Any]:
@@ -121,7 +129,7 @@ def rescore(run: Path, captions: pl.Series, columns: Collection[str]) -> pl.Data
     )
     scores = [score for make in SCORES.values() if (score := make(spec)) is not None]
     for name, value in _settings(scores, spec).items():
-        if recorded.get(name) != value and name != _OTHER_LANGUAGES:
+        if recorded.get(name) != value and (name in recorded or name not in _LATER):
             raise InputError(
                 f"{run}: edited captions cannot be scored like the others: score.parquet has {name} "
                 f"{recorded.get(name)}, and here it is {value}. Run `vidcurate score {run}` again."

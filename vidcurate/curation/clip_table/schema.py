@@ -152,9 +152,12 @@ _BY_STAGE: dict[str, dict[str, _Facts]] = {
         "caption_num_t5_tokens": _int32(
             "tokens", "T5 tokens of the caption with the end token; only with t5_tokenizer set"
         ),
-        "caption_language": _text("likeliest language of the caption, ISO 639-1; only with language set"),
+        "caption_language": _text(
+            "language of the caption, ISO 639-1: en by its words, else as py3langid finds; und when neither "
+            "can tell, null without a letter; with language set, as py3langid finds for each caption"
+        ),
         "caption_language_confidence": _float(
-            "share", "probability of caption_language among the known languages"
+            "share", "py3langid's probability of caption_language; null where the words alone decided"
         ),
         "caption_boilerplate": _text(
             "opening of the caption that does not describe the clip, such as The video shows; null without"

@@ -1,5 +1,7 @@
-"""Nouns are counted in English: participles are none of them, and other languages have no count."""
+"""Nouns are counted in English alone: other languages have a name and no count."""
 
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -20,6 +22,22 @@ CAPTIONS = [
     None,
     "12 34",
 ]
+
+
+LANGUAGES = ["caption_language", "caption_language_confidence"]
+
+
+@pytest.fixture
+def hide_detector(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that makes py3langid look as if it were not installed."""
+    find = importlib.util.find_spec
+
+    def hide() -> None:
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: None if name == "py3langid" else find(name)
+        )
+
+    return hide
 
 
 @pytest.fixture
@@ -51,6 +69,122 @@ def test_captions_in_another_script_have_no_noun_count_unless_asked(run: Path) -
     assert found["caption_repeats"].null_count() == 1
 
     assert scored(run, nouns_of_other_languages=True)["noun_count"].null_count() == 1
+
+
+def test_captions_that_are_not_english_have_the_detector_s_language(run: Path) -> None:
+    pytest.importorskip("py3langid")
+    found = scored(run)
+
+    assert found["caption_language"].to_list() == ["en", "ru", "zh", "de", "en", None, None]
+    shares = found["caption_language_confidence"]
+    assert shares.is_null().to_list() == [True, False, False, False, True, True, True]
+    assert shares.drop_nulls().is_between(0.5, 1).all()
+    assert found.filter(pl.col("caption_language") != "en")["noun_count"].null_count() == 3
+
+
+def test_without_a_detector_captions_that_are_not_english_are_undetermined(
+    run: Path, hide_detector: Callable[[], None]
+) -> None:
+    hide_detector()
+    found = scored(run)
+
+    assert found["caption_language"].to_list() == ["en", "und", "und", "und", "en", None, None]
+    assert found["caption_language_confidence"].null_count() == len(CAPTIONS)
+
+
+def test_counting_nouns_in_every_language_still_names_them(run: Path) -> None:
+    pytest.importorskip("py3langid")
+    named = scored(run).select(LANGUAGES)
+
+    assert scored(run, nouns_of_other_languages=True).select(LANGUAGES).equals(named)
+
+
+def test_what_the_words_call_not_english_and_the_detector_english_is_undetermined(tmp_path: Path) -> None:
+    pytest.importorskip("py3langid")
+    english = "A man in a red jacket walks along a quiet beach at sunset. " * 3
+    captions = [
+        f"{english}{'eine Frau schneidet Gemüse in der Küche ' * 20}",
+        f"{'. ' * 100}Ein Mann geht langsam die Straße entlang.",  # the detector reads 200 characters
+    ]
+    clips = pl.DataFrame({"clip_id": ["a", "b"], "caption": captions})
+    origin = table.Provenance(stage="ingest", settings={}, inputs={})
+    table.write(clips, table.stage_path(tmp_path, "ingest"), origin)
+
+    assert scored(tmp_path).select(LANGUAGES).rows() == [("und", None), ("und", None)]
+    assert scored(tmp_path, language=True)["caption_language"].to_list() == ["en", None]
+
+
+def test_the_words_are_looked_at_once_for_language_and_count(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    decide = other_languages.is_not_english
+
+    def counted(captions: pl.Series, scores: pl.DataFrame) -> pl.Series:
+        looked.append(len(captions))
+        return decide(captions, scores)
+
+    monkeypatch.setattr(other_languages, "is_not_english", counted)
+    scored(run)
+
+    assert looked == [len(CAPTIONS)]
+
+
+def test_a_table_scored_without_the_detector_is_scored_again_with_it(
+    run: Path, hide_detector: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("py3langid")
+    spec = ScoreSpec(noun_engine="builtin")
+    with monkeypatch.context():
+        hide_detector()
+        run_score(run, spec)
+        assert run_score(run, spec).up_to_date
+    monkeypatch.undo()
+
+    with pytest.raises(InputError, match=r"caption_language words-1, and here it is words-1\+py3langid@"):
+        rescore(run, pl.Series(["a dog"]), LANGUAGES)
+    assert not run_score(run, spec).up_to_date
+
+
+def test_an_edited_caption_gets_its_language(run: Path) -> None:
+    pytest.importorskip("py3langid")
+    names = ["noun_count", *LANGUAGES]
+    edited = pl.Series(["Ein Hund rennt über die Wiese.", "a dog runs over the grass", None])
+    run_score(run, ScoreSpec(noun_engine="builtin"))
+    found = rescore(run, edited, names)
+
+    assert found["caption_language"].to_list() == ["de", "en", None]
+    assert found["noun_count"].to_list() == [None, 2, None]
+    assert found.schema["caption_language_confidence"] == pl.Float64
+
+    run_score(run, ScoreSpec(noun_engine="builtin", language=True))
+    asked = rescore(run, edited, names)
+    assert asked["caption_language"].to_list() == ["de", "en", None]
+    assert asked["caption_language_confidence"].null_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_counted"),
+    [
+        ({"nouns_of_other_languages": False, "language_rules": other_languages.RULES}, False),
+        ({"nouns_of_other_languages": True}, True),
+        ({}, True),
+    ],
+    ids=["no_count_in_others", "counted_in_all", "before_the_setting"],
+)
+def test_a_table_scored_before_it_had_languages_gets_none_for_edited_captions(
+    run: Path, settings: dict[str, object], is_counted: bool
+) -> None:
+    run_score(run, ScoreSpec(noun_engine="builtin"))
+    path = table.stage_path(run, "score")
+    made = table.provenance(path).settings
+    old = {name: made[name] for name in ("noun_engine", "boilerplate")} | settings
+    clips = pl.read_parquet(path).drop(LANGUAGES)
+    table.write(clips, path, table.Provenance(stage="score", settings=old, inputs={}))
+
+    found = rescore(run, pl.Series(["Ein Hund rennt über die Wiese.", "a dog runs"]), clips.columns)
+    assert not set(LANGUAGES) & set(found.columns)
+    assert found["noun_count"].is_not_null().to_list() == [is_counted, True]
 
 
 def test_a_language_that_only_the_detector_knows_counts_too(tmp_path: Path) -> None:

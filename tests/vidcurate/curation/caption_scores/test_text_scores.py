@@ -120,11 +120,14 @@ def test_the_language_is_found_when_asked_for(tmp_path: Path) -> None:
     assert found["caption_language"].to_list() == ["en", "de", "zh", None, None]
     assert all(share > 0.5 for share in found["caption_language_confidence"].drop_nulls())
     assert found["caption_language_confidence"].null_count() == 2
+    settings = table.provenance(table.stage_path(tmp_path, "score")).settings
+    assert settings["language"].startswith("py3langid@")
+    assert "caption_language" not in settings, "the words name nothing then"
 
 
 def test_what_is_not_asked_for_has_no_column(tmp_path: Path) -> None:
     found = scored(tmp_path, ["a dog"])
-    assert not {"caption_language", "caption_num_t5_tokens"} & set(found.columns)
+    assert "caption_num_t5_tokens" not in found.columns
 
 
 def test_asking_for_more_scores_the_table_again(tmp_path: Path) -> None:
