@@ -86,7 +86,8 @@ def row(
     hardware: str = "",
 ) -> Row:
     """Return one result; `ratio` says how many times better than the peer the value is."""
-    ratio = value / peer_value if higher_is_better else peer_value / value
+    better, worse = (value, peer_value) if higher_is_better else (peer_value, value)
+    ratio = better / worse if worse else float("inf")
     return {
         "metric": metric,
         "value": float(f"{value:.5g}"),

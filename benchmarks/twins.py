@@ -41,6 +41,7 @@ from vidcurate.media import decode, encode, headers
 FACTS = ("width", "height", "num_cuts", *preference.BARS)
 SPLICED = "the next source behind it"
 _SHORT_SIDE, _LONGEST = 160, 48
+_PEER = {"peer": "pHash of the first frame, 15 bits of 64"}
 
 
 def _even(frames: Frames) -> Frames:
@@ -225,8 +226,19 @@ def _of_all(metric: str, value: float) -> dict[str, Any]:
     return row(metric, value, "", peer="all of them", peer_value=1.0)
 
 
+def _by_kind(
+    hits: dict[str, int], of_peer: dict[str, int], totals: dict[str, int]
+) -> Iterator[dict[str, Any]]:
+    """Yield the recall of all copies with black bars, and of each kind of copy."""
+    bars = [how for how in COPIES if how.startswith("black bars")]
+    kinds = {f" with black bars, {len(bars)} kinds": bars, **{f": {how}": [how] for how in COPIES}}
+    for what, hows in kinds.items():
+        found, by_peer, total = (sum(counts[how] for how in hows) for counts in (hits, of_peer, totals))
+        yield row(f"recall of {total} copies{what}", found / total, "", **_PEER, peer_value=by_peer / total)
+
+
 def check(clips: Clips, known: set[frozenset[str]]) -> None:
-    """Print recall by kind of copy and every false alarm; keep the totals."""
+    """Print recall by kind of copy and every false alarm; keep the recalls and the totals."""
     spec = PerceptualSpec()
     found = twins_by_look(clips.hashes, clips.thumbnails, spec).pairs
     pairs = set(zip(found.first.tolist(), found.second.tolist(), strict=True))
@@ -278,18 +290,19 @@ def check(clips: Clips, known: set[frozenset[str]]) -> None:
                 f"recall of {total:,} copies of {len(originals)} clips, {len(COPIES)} kinds",
                 right["dedup"] / total,
                 "",
-                peer="pHash of the first frame, 15 bits of 64",
+                **_PEER,
                 peer_value=right[peer] / total,
             ),
             row(
                 f"precision over those copies and {len(distinct):,} pairs of different clips",
                 right["dedup"] / (right["dedup"] + alarms["dedup"]),
                 "",
-                peer="pHash of the first frame, 15 bits of 64",
+                **_PEER,
                 peer_value=right[peer] / (right[peer] + alarms[peer]),
             ),
             *kept_rows,
             *cut_rows,
+            *_by_kind(hits["dedup"], hits[peer], totals),
         ],
     )
 
