@@ -62,6 +62,31 @@ def test_every_kept_row_has_a_date_and_a_commit() -> None:
             assert re.fullmatch(r"[0-9a-f]{7,40}\+?", row["commit"]), (path.name, row["metric"])
 
 
+def test_a_peer_that_has_nothing_gives_a_row_and_no_division_by_zero(rows: ModuleType) -> None:
+    assert rows.row("recall", 0.5, "", peer="a", peer_value=0.25)["ratio"] == 2
+    assert rows.row("recall", 0.5, "", peer="a", peer_value=0.0)["ratio"] == float("inf")
+    assert rows.row("errors", 0.0, "", peer="a", peer_value=3.0, higher_is_better=False)["ratio"] == float(
+        "inf"
+    )
+
+
+def test_each_kind_of_copy_has_its_recall_beside_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from clip_copies import COPIES  # type: ignore[import-not-found]
+
+    results = json.loads((ROOT / "benchmarks/results/twins.json").read_text(encoding="utf-8"))
+    kept = {row["metric"]: row for row in results}
+    of_kinds = [row for metric, row in kept.items() if " copies: " in metric]
+    assert {metric.partition(" copies: ")[2] for metric in kept} - {""} == set(COPIES)
+    assert all("pHash" in row["peer"] for row in of_kinds)
+    bars = [row for row in of_kinds if "black bars" in row["metric"]]
+    together = next(
+        row for metric, row in kept.items() if metric.endswith(f"with black bars, {len(bars)} kinds")
+    )
+    for key in ("value", "peer_value"):
+        assert together[key] == pytest.approx(sum(row[key] for row in bars) / len(bars), abs=1e-4)
+
+
 def test_the_code_of_a_row_is_its_script_and_what_this_uses(code: ModuleType) -> None:
     tables = code.code_of("python benchmarks/tables.py --rows 10")
     assert next(iter(tables)) == "benchmarks/tables.py"
