@@ -7,6 +7,7 @@ that starts other programs of the packages, modules count whole, and so does wha
 """
 
 import ast
+import copy
 import subprocess
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -80,7 +81,8 @@ def _used(node: ast.AST) -> Iterator[tuple[str, str | None]]:
 
 @cache
 def _uses(statement: ast.stmt) -> frozenset[tuple[str, str | None]]:
-    return frozenset(_used(statement))
+    """Return what a statement uses; what it uses for a refusal alone changes no figure."""
+    return frozenset(_used(_WithoutRefusals().visit(copy.deepcopy(statement))))
 
 
 @cache
@@ -181,8 +183,8 @@ def _joined(codes: Iterable[Code]) -> Code:
 def code_of(command: str) -> dict[str, set[str] | None]:
     """Return the files that decide a row's figure, each with the names that count in it; None: all of it.
 
-    Data files beside a module count too. A script that uses nothing of the packages starts them as programs:
-    then both count whole.
+    Data files beside a module count too, but one that only other modules beside it name. A script that uses
+    nothing of the packages starts them as programs: then both count whole.
     """
     script = ROOT / next((word for word in command.split() if word.endswith(".py")), "")
     if not script.is_file():
@@ -199,7 +201,15 @@ def code_of(command: str) -> dict[str, set[str] | None]:
         return found | dict.fromkeys(PACKAGES)
     data = [path for folder in sorted(folders) for path in sorted((ROOT / folder).iterdir())]
     is_data = [path for path in data if path.is_file() and path.suffix not in (".py", ".pyc")]
-    return found | dict.fromkeys(str(path.relative_to(ROOT)) for path in is_data)
+    return found | dict.fromkeys(
+        str(path.relative_to(ROOT)) for path in is_data if not _is_of_others(path, found)
+    )
+
+
+def _is_of_others(data: Path, found: Iterable[str]) -> bool:
+    """Return whether modules beside a data file name it, and none of them is among those `found`."""
+    named_by = [one for one in data.parent.glob("*.py") if data.name in _words(one)]
+    return bool(named_by) and not {str(one.relative_to(ROOT)) for one in named_by} & {*found}
 
 
 class _WithoutRefusals(ast.NodeTransformer):
@@ -215,6 +225,14 @@ class _WithoutRefusals(ast.NodeTransformer):
         return node if node.handlers or node.orelse or node.finalbody else node.body
 
 
+def _is_for_refusals(statement: ast.stmt, parts: list[ast.stmt]) -> bool:
+    """Return whether a private function is used by none of a module's other statements without refusals."""
+    if not isinstance(statement, ast.FunctionDef) or not statement.name.startswith("_") or _acts(statement):
+        return False
+    others = [one for one in parts if one is not statement]
+    return all(statement.name not in {name for name, _ in _used(one)} for one in others)
+
+
 def statements(code: str, names: set[str] | None = None) -> set[str]:
     """Return a module's outermost statements that count as text, each imported name as one of its own."""
     tree: ast.Module = _WithoutRefusals().visit(ast.parse(code))
@@ -226,6 +244,8 @@ def statements(code: str, names: set[str] | None = None) -> set[str]:
     for node in tree.body:
         is_import = isinstance(node, ast.Import | ast.ImportFrom)
         parts += [type(node)(**vars(node) | {"names": [one]}) for one in node.names] if is_import else [node]
+    while unused := [one for one in parts if _is_for_refusals(one, parts)]:
+        parts = [one for one in parts if one not in unused]
     return {ast.dump(one) for one in parts if names is None or _acts(one) or names & set(_bound(one))}
 
 

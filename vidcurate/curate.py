@@ -33,7 +33,7 @@ from vidcurate.errors import InputError
 from vidcurate.executor.map_clips import Progress
 from vidcurate.executor.parts_folder import EngineName, ExecutorSpec, PartSummary
 from vidcurate.recipe.recipe import Recipe
-from vidcurate.shards.build import run_build_shards
+from vidcurate.shards.build import check_written, run_build_shards
 from vidcurate.shards.layout import ShardSpec
 
 T = TypeVar("T")
@@ -169,6 +169,7 @@ def _run_stages(recipe: CurateRecipe, executor: ExecutorSpec, run_stage: Callabl
             run, recipe.shards, videos=videos, out=run / "shards", num_workers=workers, progress=bar
         ),
     )
+    check_written(built, run / "shards")
     failed, see = built.rows_failed, "The summary above names them."
     check_share(failed, built.rows_kept, limit, what="could not be read into shards", key=key, see=see)
 

@@ -216,3 +216,33 @@ def test_an_except_that_ends_in_a_raise_changes_no_figure(code: ModuleType) -> N
     assert code.statements(plain) != code.statements(
         refused.replace("raise StateError(text) from error", "pass")
     )
+
+
+def test_a_function_that_only_a_refusal_calls_changes_no_figure(code: ModuleType) -> None:
+    text = (
+        "def read():\n    try:\n        return _value()\n    except ValueError as error:\n"
+        "        text = _why(error)\n        raise StateError(text) from error\n"
+        "def _value(): return {}\ndef _why(error): return _words({})\ndef _words(n): return n + {}\n"
+    )
+    first = code.statements(text.format(1, 1, 1))
+    assert first == code.statements(text.format(1, 2, 2))
+    assert first != code.statements(text.format(2, 1, 1))
+    also_used = text + "def other(): return _words(1)\n"
+    assert code.statements(also_used.format(1, 1, 1)) != code.statements(also_used.format(1, 1, 2))
+
+
+def test_a_page_that_another_module_beside_names_changes_no_figure(
+    code: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(code, "ROOT", tmp_path)
+    room = tmp_path / "vidcurate" / "report"
+    room.mkdir(parents=True)
+    (tmp_path / "bench.py").write_text("from vidcurate.report.lines import drawn\ndrawn()\n")
+    (room / "lines.py").write_text("def drawn(): return open('table.parquet')\n")
+    (room / "page.py").write_text("PAGE = 'report.html'\n")
+    for name in ("report.html", "table.parquet", "unnamed.txt"):
+        (room / name).write_text(name)
+
+    found = {Path(name).name for name in code.code_of("python bench.py")}
+
+    assert found == {"bench.py", "lines.py", "table.parquet", "unnamed.txt"}

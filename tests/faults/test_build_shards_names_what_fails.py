@@ -138,7 +138,7 @@ def transcodes(
 def test_a_missing_encoder_ends_the_build_with_its_reason(
     transcodes: Callable[..., "subprocess.CompletedProcess[str]"],
 ) -> None:
-    for _ in range(2):  # a second time the set is up to date, and is no better
+    for _ in range(2):
         ended = transcodes(with_x264=False)
         assert ended.returncode == 1, ended.stderr
         assert json.loads(ended.stdout)["rows_failed"] == 9
@@ -147,13 +147,44 @@ def test_a_missing_encoder_ends_the_build_with_its_reason(
         assert "cannot be transcoded (libx264-of-another-build)" in error
 
 
-@pytest.mark.xfail(reason="a set that failed as cannot_cut counts as up to date", strict=True)
 def test_once_the_encoder_is_there_the_same_command_writes_every_clip(
     transcodes: Callable[..., "subprocess.CompletedProcess[str]"],
 ) -> None:
     assert transcodes(with_x264=False).returncode == 1
     ended = transcodes(with_x264=True)
     assert (ended.returncode, json.loads(ended.stdout)["rows_written"]) == (0, 9)
+
+
+def test_a_missing_encoder_ends_a_curation_with_its_reason(
+    tmp_path: Path, make_video: Callable[..., Path]
+) -> None:
+    videos, patch = tmp_path / "videos", tmp_path / "patch"
+    videos.mkdir()
+    patch.mkdir()
+    (patch / "sitecustomize.py").write_text(WITHOUT_X264)
+    for number in range(9):
+        shutil.copy(make_video("clip.mp4"), videos / f"{number}.mp4")
+    captions = "".join(f"{number}.mp4,a dog runs\n" for number in range(9))
+    (tmp_path / "clips.csv").write_text(f"video_path,caption\n{captions}")
+    (tmp_path / "recipe.yaml").write_text(
+        f"run: {tmp_path / 'run'}\nworkers: 1\nsplit: {{levels: 1}}\nshards: {{mode: transcode}}\n"
+        f"ingest: {{metadata: {tmp_path / 'clips.csv'}, videos: {videos}}}\n"
+        "score: {noun_engine: builtin}\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "vidcurate", "curate", str(tmp_path / "recipe.yaml")],
+        env=os.environ | {"PYTHONPATH": f"{patch}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert ended.returncode == 1, ended.stderr
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert "9 clips failed and none was written. The first: " in error
+    assert not (tmp_path / "run" / "report.html").exists()
 
 
 @pytest.mark.parametrize("path", ["../outside.mp4", "/etc/hostname", "a/../../outside.mp4"])

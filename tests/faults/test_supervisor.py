@@ -117,7 +117,7 @@ def test_a_launch_gives_up_after_restarts_without_progress_and_progress_begins_t
     counted = [(line["step_before"], line["step_after"], line["without_progress"]) for line in restarts]
     assert counted == [(0, 3, 1), (3, 5, 1)]
     assert (end["event"], end["step_after"], end["exit_code"], end["codes"]) == ("gave_up", 4, 1, {"0": 1})
-    assert end["reason"] == "1 restarts brought no progress beyond step 5."
+    assert end["reason"] == "1 restart brought no progress beyond step 5."
 
 
 def test_ranks_whose_heartbeats_stand_still_are_ended_strictly_and_restarted(

@@ -89,7 +89,9 @@ class ModelSpec(Recipe):
                 f"hidden_size {self.hidden_size} must be a multiple of 4 (two sines, two cosines)"
             )
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
-            raise ValueError(f"hidden_size {self.hidden_size} needs an even width in {self.num_heads} heads")
+            raise ValueError(
+                f"hidden_size {self.hidden_size} needs an even width in num_heads {self.num_heads}"
+            )
         return self
 
     @property

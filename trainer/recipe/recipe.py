@@ -265,8 +265,8 @@ class TrainRecipe(Recipe):
         for stage in self.stages:
             if stage.routing and stage.routing.pairs[1] >= self.model.depth:
                 raise ValueError(
-                    f"stage {stage.name}: routing.pairs ends at {stage.routing.pairs[1]} and the model's "
-                    f"last pair is {self.model.depth - 1}; give a smaller one"
+                    f"stage {stage.name}: routing.pairs ends at {stage.routing.pairs[1]}, and the last "
+                    f"pair of model.depth {self.model.depth} is {self.model.depth - 1}; give a smaller one"
                 )
             if (stage.optim.muon is None) != (self.stages[0].optim.muon is None):
                 raise ValueError(

@@ -60,7 +60,7 @@ def build_shards(
 
     Example: vidcurate build-shards run --videos demo/videos --set max_clips=64
     """
-    from vidcurate.shards.build import run_build_shards
+    from vidcurate.shards.build import check_written, run_build_shards
     from vidcurate.shards.layout import ShardSpec
     from vidcurate.shards.reader_indexes import export as reader_indexes_export
 
@@ -89,13 +89,7 @@ def build_shards(
             f"note: {counts}: Hugging Face datasets reads shards of one extension only. "
             "--set mode=transcode writes MP4 alone."
         )
-    if summary.rows_failed and not summary.rows_written:
-        clips, first = counted(summary.rows_failed, "clip"), summary.failed[0].rstrip(".")
-        raise ShardError(
-            f"{out or run / 'shards'}: {clips} failed and none was written. The first: {first}. `vidcurate "
-            "version` prints the codecs and libraries of this installation. Mend the cause, then build into "
-            "another folder, or delete this one first."
-        )
+    check_written(summary, out or run / "shards")
 
 
 @app.command()

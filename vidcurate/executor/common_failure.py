@@ -51,7 +51,7 @@ class CommonFailure:
             return None
         which = f"all {total:,} {unit}" if done == total else f"the first {done:,} of {total:,} {unit}"
         return VidcurateError(
-            f"{which} failed for one reason, so no table was written. "
+            f"{which} failed for one reason, so nothing was written. "
             f"The first: {self._problem.rstrip('.')}. "
             "`vidcurate version` prints the codecs and libraries of this installation. Mend the cause, then "
             "run the same command again."

@@ -152,8 +152,9 @@ def _complaint(
     message = error["msg"].removeprefix("Value error, ")
     message = f"{message[:1].lower()}{message[1:]}"
     if error["type"] == "value_error" and isinstance(error["input"], dict):  # of several keys together
-        several = [setting for at, setting in given.items() if at[: len(path)] == path and at != path]
-        with_ = f" (with {', '.join(map(_shown, several[:3]))})" if several else ""
+        several = [(at[-1], one) for at, one in given.items() if at[: len(path)] == path and at != path]
+        several.sort(key=lambda pair: not re.search(rf"\b{re.escape(str(pair[0]))}\b", message))
+        with_ = f" (with {', '.join(_shown(one) for _, one in several[:3])})" if several else ""
         return f"{place}: {f'{name}: ' if path else ''}{message}{with_}."
     value = json.dumps(error["input"], default=str)
     if len(value) > 80:

@@ -42,7 +42,7 @@ class PhaseSpec(Recipe):
             raise ValueError("a phase has steps or epochs, not both")
         if self.steps is not None and self.ramp_steps > self.steps:
             raise ValueError(
-                f"a ramp of {self.ramp_steps} steps is longer than its phase of {self.steps} steps"
+                f"ramp_steps {self.ramp_steps} is longer than the steps {self.steps} of its phase"
             )
         return self
 

@@ -22,7 +22,7 @@ from blake3 import blake3
 from vidcurate import __version__
 from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.rejection_ledger import record_unwritten
-from vidcurate.errors import InputError, StorageError
+from vidcurate.errors import InputError, ShardError, StorageError, counted
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.map_shards import in_processes, in_threads
 from vidcurate.media import transcode
@@ -55,6 +55,16 @@ class ShardSummary:
     extensions: dict[str, int]
     failed: tuple[str, ...]
     up_to_date: bool
+
+
+def check_written(summary: ShardSummary, out: Path) -> None:
+    """Raise ShardError when every clip failed, as without a codec."""
+    if summary.rows_failed and not summary.rows_written:
+        clips, first = counted(summary.rows_failed, "clip"), summary.failed[0].rstrip(".")
+        raise ShardError(
+            f"{out}: {clips} failed and none was written. The first: {first}. `vidcurate version` prints the "
+            "codecs and libraries of this installation. Mend the cause, then run the same command again."
+        )
 
 
 def _summary(manifest: Mapping[str, Any], *, num_shards_written: int, up_to_date: bool) -> ShardSummary:

@@ -103,7 +103,7 @@ def _read_record(path: Path, num_clips: int) -> Record | None:
 def finished_by(out: Path, spec: ShardSpec, inputs: Mapping[str, str], videos: Path) -> dict[str, Any] | None:
     """Return the manifest in `out` if the same request made the set and the set is still complete.
 
-    None also when a clip that failed then is readable now.
+    None also when a clip that failed then is readable now, or none was written, as without a codec.
     """
     if (out / BUILD).exists():
         return None
@@ -115,7 +115,10 @@ def finished_by(out: Path, spec: ShardSpec, inputs: Mapping[str, str], videos: P
     if any(size_of(out / shard["name"]) != shard["bytes"] for shard in manifest["shards"]):
         return None
     for clip in manifest["failed"]:
-        if clip["kind"] in MAY_HEAL and not problem_of(videos, clip["video_path"], clip["file_size_bytes"]):
+        if clip["kind"] not in MAY_HEAL:
+            if not manifest["shards"]:
+                return None
+        elif not problem_of(videos, clip["video_path"], clip["file_size_bytes"]):
             return None
     return manifest
 

@@ -213,7 +213,8 @@ def _prepare_restart(
             reason = f"{counted(len(state.hosts), 'host')} left, {needed} needed."
             return _give_up(run, reason, exit_codes.BAD_NODE, facts)
     elif state.without_progress >= (terms.restarts or 0):
-        reason = f"{state.without_progress} restarts brought no progress beyond step {state.best_step}."
+        tries = counted(state.without_progress, "restart")
+        reason = f"{tries} brought no progress beyond step {state.best_step}."
         return _give_up(run, reason, exit_codes.FAILED, facts)
     else:
         wait_seconds = min(LONGEST_WAIT_SECONDS, terms.backoff_seconds * 2**state.without_progress)

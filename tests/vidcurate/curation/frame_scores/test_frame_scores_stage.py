@@ -145,7 +145,7 @@ def test_a_missing_codec_stops_the_stage_and_is_named(
 
     with pytest.raises(
         VidcurateError,
-        match=r"^all 9 clips failed for one reason, so no table was written\. The first: 0\.mp4: holds no "
+        match=r"^all 9 clips failed for one reason, so nothing was written\. The first: 0\.mp4: holds no "
         r"video stream\. `vidcurate version` prints the codecs",
     ):
         run_frames(run, spec, videos=videos)

@@ -172,7 +172,7 @@ def test_clips_that_all_fail_for_one_reason_end_the_stage_and_are_scored_once_it
     for path in good:
         path.write_bytes(b"no video")
 
-    with pytest.raises(VidcurateError, match=r"^all 12 clips failed for one reason, so no table was written"):
+    with pytest.raises(VidcurateError, match=r"^all 12 clips failed for one reason, so nothing was written"):
         scored(run, clip=str(clip_folder), embeddings=True)
 
     assert [path.name for path in folder.iterdir()] == ["ingest.parquet"]

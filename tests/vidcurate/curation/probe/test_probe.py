@@ -184,7 +184,7 @@ def test_a_missing_codec_stops_the_probe_and_is_named(
 
     with pytest.raises(
         VidcurateError,
-        match=r"all 9 files failed for one reason, so no table was written\. The first: 0\.mp4: holds no "
+        match=r"all 9 files failed for one reason, so nothing was written\. The first: 0\.mp4: holds no "
         r"video stream\. `vidcurate version` prints",
     ):
         probe_stage.run_probe(tmp_path, ProbeSpec(videos=videos))
