@@ -90,7 +90,7 @@ class ModelSpec(Recipe):
             )
         if self.hidden_size % self.num_heads or (self.hidden_size // self.num_heads) % 2:
             raise ValueError(
-                f"hidden_size {self.hidden_size} needs an even width in num_heads {self.num_heads}"
+                f"hidden_size {self.hidden_size} needs an even width in each of num_heads {self.num_heads}"
             )
         return self
 

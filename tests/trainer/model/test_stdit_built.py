@@ -104,7 +104,7 @@ def test_only_what_is_asked_for_is_trained() -> None:
     ("fields", "message"),
     [
         ({"hidden_size": 30}, "multiple of 4"),
-        ({"hidden_size": 32, "num_heads": 5}, "even width in 5 heads"),
+        ({"hidden_size": 32, "num_heads": 5}, "even width in each of num_heads 5"),
         ({"reproduce": ["fp8"]}, "bf16_timesteps"),
         ({"hidden": 32}, "Extra inputs"),
     ],

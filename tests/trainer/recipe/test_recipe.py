@@ -77,7 +77,7 @@ def test_plans_that_fill_the_gpu_ask_for_memory_without_holes_unless_it_says_oth
         ("stages.0.caption_dropout=2", "less than or equal to 1"),
         ("stages.0.data.buckets.table.999p={8: [1.0, 2]}", "999p is no resolution"),
         ("model.caption_channels=8", "the model takes it from the encoder"),
-        ("model.num_heads=3", "hidden_size 32 needs an even width in 3 heads"),
+        ("model.num_heads=3", "hidden_size 32 needs an even width in each of num_heads 3"),
         ("model.hidden_size=1000000000000", "less than or equal to 65536"),
         ("model.depth=100000000000", "less than or equal to 1000"),
         ("text_encoder.model_max_length=1000000000000", "less than or equal to 65536"),

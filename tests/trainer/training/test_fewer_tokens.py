@@ -132,7 +132,7 @@ def test_the_moments_of_another_optimizer_are_refused(shards: Path, run: Path, t
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("stages.0.routing.pairs=[1, 3]", "routing.pairs ends at 3 and the model's last pair is 2"),
+        ("stages.0.routing.pairs=[1, 3]", "routing.pairs ends at 3, and the last pair of model.depth 3 is 2"),
         ("stages.0.routing.pairs=[2, 1]", "give \\[first, last\\]"),
         ("stages.0.optim.muon=0", "optim.muon"),
     ],

@@ -133,7 +133,7 @@ def test_a_curriculum_is_refused_where_it_says_nothing_or_two_things() -> None:
         ("[{levels: [1], ramp_steps: 4}]", "there is nothing to ramp from"),
         (
             "[{levels: [1], steps: 4}, {levels: [2], steps: 3, ramp_steps: 5}, {levels: [1]}]",
-            "is longer than its",
+            "ramp_steps 5 is longer than the steps 3",
         ),
         ("[{levels: [1], steps: 4, epochs: 2}, {levels: [1]}]", "steps or epochs, not both"),
         ("[{sources: [mira]}]", "curriculum.0 names other things than cells_by=level"),
