@@ -9,10 +9,8 @@ request when the last one is answered, whatever the answer is. The losses must b
 """
 
 import argparse
-import contextlib
 import json
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -101,10 +99,8 @@ def serve(run: Path, clients: int) -> tuple[Lines, Counter[int]]:
                 _wait(server, lambda number=number: len(measured()) == number)
         finally:
             is_over.set()
-            server.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(30)
             server.kill()
+            server.wait()
             for thread in asking:
                 thread.join()
         return {int(line["step"]): (line["loss"], line["seconds"]) for line in measured()[1:]}, answers
