@@ -20,6 +20,18 @@ LIMIT_SECONDS = 120.0
 MARK = "PYTHONMARK"  # names in PYTHON… reach every rank, those over ssh too
 
 
+def wait_for(is_true: Callable[[], object], said: Path) -> None:
+    """Wait until something is true; `said` is shown when that takes too long."""
+    until = time.monotonic() + LIMIT_SECONDS
+    while not is_true():
+        assert time.monotonic() < until, said.read_text()
+        time.sleep(0.02)
+
+
+def has_steps(run: Path, count: int) -> bool:
+    return (run / "metrics.jsonl").exists() and len(numbers(run)) >= count
+
+
 class Pressed:
     """One job: its processes, and what all of them said."""
 
@@ -30,17 +42,14 @@ class Pressed:
         return self.said.read_text()
 
     def wait_for(self, is_true: Callable[[], object]) -> None:
-        until = time.monotonic() + LIMIT_SECONDS
-        while not is_true():
-            assert time.monotonic() < until, self.text()
-            time.sleep(0.02)
+        wait_for(is_true, self.said)
 
     def wait_for_steps(self, run: Path, count: int) -> None:
         """Wait until the log has so many steps; a job that has ended before is a failure."""
 
         def are_there() -> bool:
             assert self.process.poll() is None, self.text()
-            return (run / "metrics.jsonl").exists() and len(numbers(run)) >= count
+            return has_steps(run, count)
 
         self.wait_for(are_there)
 
@@ -66,16 +75,21 @@ class Pressed:
 
 
 @contextmanager
-def pressed(words: Sequence[str], folder: Path, program: str = "") -> Iterator[Pressed]:
-    """Start `python -m WORDS`, with its files in a new FOLDER; its ranks run `program` first."""
+def pressed(
+    words: Sequence[str], folder: Path, program: str = "", before: Sequence[str] = (), **more: str
+) -> Iterator[Pressed]:
+    """Start `BEFORE python -m WORDS`, with its files in a new FOLDER; its ranks run `program` first.
+
+    `more` are variables of its environment.
+    """
     folder.mkdir()
     mark, said = str(folder), folder / "said"
     environment = patched(folder / "patch", program or "pass", **{MARK: mark})
     with said.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", *words],
+            [*before, sys.executable, "-m", *words],
             cwd=ROOT,
-            env=os.environ | environment,
+            env=os.environ | more | environment,
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,

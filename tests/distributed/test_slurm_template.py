@@ -4,9 +4,7 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +12,7 @@ import pytest
 
 from tests import fake_slurm
 from tests.patched_ranks import LOCK_STEP, ROOT, patched, read_in_lock_step
+from tests.pressed_runs import has_steps, pressed, wait_for
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from trainer.run_folder.checkpoint import checkpoint
 
@@ -50,17 +49,6 @@ def submit(
         | {"SBATCH_OPTIONS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         | more,
     )
-
-
-def wait_for(is_true: Callable[[], object], said: Path) -> None:
-    until = time.monotonic() + LIMIT_SECONDS
-    while not is_true():
-        assert time.monotonic() < until, said.read_text()
-        time.sleep(0.02)
-
-
-def has_steps(run: Path, count: int) -> bool:
-    return (run / "metrics.jsonl").exists() and len(numbers(run)) >= count
 
 
 def end_tasks(folder: Path, job: "subprocess.Popen[str]") -> None:
@@ -196,48 +184,35 @@ def test_a_sigterm_lets_real_ranks_save_and_the_job_does_not_come_back(
     assert (turns(tmp_path), job.returncode) == ([75], 75), said.read_text()
     assert checkpoint.load(run).state["step"] == len(numbers(run))
     (stop,) = events(run, "stop")
-    assert (
-        stop["signal"] in ("SIGUSR1", "SIGTERM")[: 1 + ("tasks" in to)]
-    )  # what the script passed on, or its own
+    own = ["SIGTERM"] if "tasks" in to else []
+    assert stop["signal"] in ["SIGUSR1", *own]  # what the script passed on, or its own
     assert "the ranks ended with 75 after the job's end was requested" in said.read_text().splitlines()[-1]
     assert "Traceback" not in said.read_text()
 
 
 def test_ctrl_c_at_srun_lets_the_ranks_save_and_stop_with_one_line(shards: Path, tmp_path: Path) -> None:
     """The second Ctrl-C, which srun makes a SIGINT and a SIGTERM of, is the ranks' first."""
-    run, said = tmp_path / "run", tmp_path / "said"
+    run = tmp_path / "run"
     slurm = fake_slurm.install(tmp_path / "slurm", 1)
     step = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "1", "OMP_NUM_THREADS": "1"}
-    srun = [str(tmp_path / "slurm" / "bin" / "srun"), "--cpus-per-task=1"]
-    with said.open("w") as out:
-        job = subprocess.Popen(
-            [*srun, sys.executable, "-m", "trainer", *command_words(shards, run, *MANY)],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | slurm | step,
-            start_new_session=True,
-        )
-    try:
-        wait_for(lambda: has_steps(run, 2), said)
-        os.killpg(job.pid, signal.SIGINT)  # as a terminal does
-        wait_for(lambda: "srun: interrupt (one more within 1 sec to abort)" in said.read_text(), said)
-        assert "SIGINT" not in said.read_text()  # the ranks run on
-        os.killpg(job.pid, signal.SIGINT)
-        wait_for(lambda: job.poll() is not None, said)
-    finally:
-        end_tasks(tmp_path, job)
+    srun = (str(tmp_path / "slurm" / "bin" / "srun"), "--cpus-per-task=1")
+    words = ["trainer", *command_words(shards, run, *MANY)]
+    with pressed(words, tmp_path / "job", before=srun, **slurm, **step) as job:
+        job.wait_for_steps(run, 2)
+        job.press()
+        job.wait_for(lambda: "srun: interrupt (one more within 1 sec to abort)" in job.text())
+        assert "SIGINT" not in job.text()  # the ranks run on
+        job.press()
+        assert job.end() == 75, job.text()
 
-    assert job.returncode == 75, said.read_text()
     saved = checkpoint.load(run).state["step"]
     assert saved == len(numbers(run))
     assert [line["signal"] for line in events(run, "stop")] == ["SIGINT"]
-    said_last = [line for line in said.read_text().splitlines() if line.startswith("interrupted")]
+    said_last = [line for line in job.text().splitlines() if line.startswith("interrupted")]
     assert said_last == [
         f"interrupted; the same command continues from {run}/step-{saved:08d} of 100,000 steps"
     ]
-    assert "Traceback" not in said.read_text()
+    assert "Traceback" not in job.text()
 
 
 def test_failures_in_a_row_are_counted_over_the_tasks_of_an_array(tmp_path: Path) -> None:
