@@ -14,7 +14,7 @@ from vidcurate.media.coded_units import display_orientation
 from vidcurate.media.coded_units.units import CODECS
 from vidcurate.media.container import codec_of, opened
 from vidcurate.media.first_packets import first_packet_of, may_begin_open
-from vidcurate.media.packets import PacketIndex, index_of
+from vidcurate.media.packets import FAST_CLOCK, PacketIndex, index_of
 from vidcurate.storage.file_window import FileBytes
 
 # Brands of ISO files that hold a picture: HEIF (ISO/IEC 23008-12, annex E) and AVIF.
@@ -122,6 +122,20 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         audio_codec=codec_of(audio) if decoder else None,
         audio_decoder=decoder,
     )
+
+
+def frame_rate(header: Header, index: PacketIndex) -> float | None:
+    """Return the frame rate: the header's, unless the packets differ by a tenth.
+
+    None where neither says it.
+    """
+    fps = header.fps
+    if index.duration_seconds and index.num_frames > 1:
+        from_index = index.num_frames / index.duration_seconds
+        if fps is None or abs(fps - from_index) > 0.1 * from_index:
+            fps = from_index
+    is_guessed = not index.has_times and fps is not None and fps >= FAST_CLOCK  # from the ticks
+    return None if is_guessed else fps
 
 
 def read_header_and_index(path: Path) -> tuple[Header, PacketIndex]:

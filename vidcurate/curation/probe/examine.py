@@ -186,14 +186,7 @@ def _shown_fps(path: Path, header: headers.Header, stream: Any) -> float | None:
 
 
 def _index_columns(header: headers.Header, index: packets.PacketIndex, size_bytes: int) -> Facts:
-    """Return the index columns; the frame rate is the header's unless the packets differ by over a tenth."""
-    fps = header.fps
-    if index.duration_seconds and index.num_frames > 1:
-        from_index = index.num_frames / index.duration_seconds
-        if fps is None or abs(fps - from_index) > 0.1 * from_index:
-            fps = from_index
-    if not index.has_times and fps is not None and fps >= packets.FAST_CLOCK:
-        fps = None  # guessed from the ticks
+    fps = headers.frame_rate(header, index)
     duration = index.duration_seconds or header.duration_seconds
     if not index.has_times and header.container in ("matroska", "mov"):  # their headers add up the ticks
         duration = index.num_frames / fps if fps else None

@@ -12,7 +12,7 @@ from vidcurate.curation.frame_scores.decode_once import Walked, walk
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.curation.scenes.spec import SceneSpec
 from vidcurate.errors import MediaError
-from vidcurate.media.headers import read_header_and_index
+from vidcurate.media.headers import frame_rate, read_header_and_index
 
 _SHORT_SIDE_PX = FramesSpec().short_side_px
 
@@ -28,7 +28,7 @@ def detect(item: dict[str, Any], spec: SceneSpec) -> dict[str, Any]:
     walked = Walked()
     cuts = Cuts(spec.cut_threshold, spec.cut_window_frames, spec.min_scene_seconds)
     try:
-        header, _ = read_header_and_index(path)
+        header, index = read_header_and_index(path)
         for look in walk(
             path,
             item["start_seconds"],
@@ -47,7 +47,7 @@ def detect(item: dict[str, Any], spec: SceneSpec) -> dict[str, Any]:
         "end_seconds": round(start + walked.end_seconds, 6),
         "width": header.width,
         "height": header.height,
-        "fps": header.fps,
+        "fps": frame_rate(header, index),
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.field_pictures import write_field_pictures
 from tests.vidcurate.curation.scenes.films import EXTRACT, FILMS, FPS, SPEC
 from vidcurate.curation.clip_table.own_columns import captions_of
 from vidcurate.curation.frame_scores.spec import FramesSpec
@@ -17,7 +18,7 @@ from vidcurate.curation.frame_scores.stage import run_frames
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
 from vidcurate.curation.probe.stage import ProbeSpec, run_probe
-from vidcurate.curation.scenes.detect import clip_id, plan_scenes
+from vidcurate.curation.scenes.detect import clip_id, detect, plan_scenes
 from vidcurate.curation.scenes.extract import run_extract
 from vidcurate.curation.scenes.spec import SceneSpec
 from vidcurate.curation.scenes.split import run_split_scenes
@@ -159,3 +160,9 @@ def test_a_run_is_split_by_the_cuts_that_score_frames_found(home: Path, tmp_path
     few.with_columns(stars=pl.lit(4)).write_parquet(tmp_path / "few.parquet")
     run_extract(tmp_path / "few.parquet", EXTRACT, videos=videos, out=tmp_path / "out")
     assert pl.read_parquet(tmp_path / "out" / "clips.parquet")["stars"].to_list() == [4]
+
+
+def test_a_video_in_field_pictures_has_its_own_frame_rate(tmp_path: Path) -> None:
+    path = write_field_pictures(tmp_path / "camera.mts", num_frames=24, gop=8)
+    found = detect({"path": str(path), "start_seconds": None, "end_seconds": None}, SceneSpec())
+    assert (found["problem"], found["fps"]) == (None, pytest.approx(25.0))
