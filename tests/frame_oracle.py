@@ -33,7 +33,7 @@ def _run(path: Path, chain: str, shape: tuple[int, int], count: int, *options: s
 
 
 def frames(path: Path, count: int, *, height: int, width: int) -> NDArray[np.uint8]:
-    """Return what ffmpeg makes of the first `count` frames: crop, scale, rgb24, then turned upright.
+    """Return what ffmpeg makes of the first `count` frames: crop, scale, planes of RGB, then turned upright.
 
     Its own turning is off, as it comes before the scaling: here the small picture is turned.
     """
@@ -44,7 +44,7 @@ def frames(path: Path, count: int, *, height: int, width: int) -> NDArray[np.uin
         crop, flags = scale.chain_of(frame.format, scale.pixel_shape(stream), *coded)
         del frame
     chain = [f"crop={crop}"] if crop else []
-    chain += [f"scale={coded[1]}:{coded[0]}:flags={flags}", "format=rgb24"]
+    chain += [f"scale={coded[1]}:{coded[0]}:flags={flags}+accurate_rnd", "format=gbrp"]
     chain += ["transpose=cclock_flip"] * transposed + ["hflip"] * mirrored + ["vflip"] * upside_down
     return _run(path, ",".join(chain), (height, width), count, "-noautorotate")
 

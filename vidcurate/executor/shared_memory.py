@@ -88,20 +88,19 @@ class SharedArray:
 class SharedArraySlice:
     """One clip's frames inside another process's shared memory: `part[t] = frame` writes frame t.
 
-    `shape` is (T, H, W, 3). Uses pwrite, not mmap: the kernel would clear a fresh mapped page first.
+    `shape` is (T, H, W, 3); a frame's three planes of H x W bytes lie one behind the other. Uses pwrite, not
+    mmap: the kernel would clear a fresh mapped page first.
     """
 
-    __slots__ = ("_descriptor", "_offset", "_packed", "shape")
+    __slots__ = ("_descriptor", "_offset", "shape")
 
     def __init__(self, descriptor: int, offset: int, shape: tuple[int, int, int, int]) -> None:
         self.shape = shape
         self._descriptor, self._offset = descriptor, offset
-        self._packed: NDArray[np.uint8] = np.empty(shape[1:], dtype=np.uint8)
 
     def __setitem__(self, number: int, picture: NDArray[np.uint8]) -> None:
         """Write one frame. Raises StorageError when the system has no memory left."""
-        self._packed[:] = picture
-        data = self._packed.data.cast("B")
+        data = np.ascontiguousarray(picture.transpose(2, 0, 1)).data.cast("B")
         done = 0
         try:
             while done < len(data):

@@ -39,6 +39,7 @@ _BEGUN_AT_ONCE = 2  # steps to start prefetching per step read
 class MicroBatch:
     """Micro-batch of B clips: `frames` uint8 (B, T, H, W, 3) RGB; `fps` float32 (B,), after the stride.
 
+    Each frame is stored plane by plane, so `frames` moved to (B, T, 3, H, W) is contiguous.
     `level` int32 (B,), `start_frame` int64 (B,) in the clip's frames; `source` is the data set of each clip.
     """
 
@@ -191,14 +192,14 @@ class Loader(RankLoader[_Started]):
     def _start(self, part: MicroBatchPlan) -> _Started:
         tasks = [self._task(part, slot, int(row)) for slot, row in enumerate(part.rows)]
         bucket = self.plan.cells[part.cell].bucket
-        shape = (len(tasks), bucket.num_frames, bucket.height, bucket.width, 3)
+        shape = (len(tasks), bucket.num_frames, 3, bucket.height, bucket.width)
         if self._pool is None:
-            return _Started(
-                plan=part, tasks=tasks, frames=np.empty(shape, dtype=np.uint8), buffer=None, futures=[]
-            )
+            frames = np.moveaxis(np.empty(shape, dtype=np.uint8), 2, -1)
+            return _Started(plan=part, tasks=tasks, frames=frames, buffer=None, futures=[])
         buffer = SharedArray(shape, self._buffers)
         futures = [self._pool.submit(task, buffer, slot * task.size_bytes) for slot, task in enumerate(tasks)]
-        return _Started(plan=part, tasks=tasks, frames=buffer.array, buffer=buffer, futures=futures)
+        frames = np.moveaxis(buffer.array, 2, -1)
+        return _Started(plan=part, tasks=tasks, frames=frames, buffer=buffer, futures=futures)
 
     def _task(self, part: MicroBatchPlan, slot: int, row: int) -> DecodeTask:
         bucket, number = self.plan.cells[part.cell].bucket, int(part.epochs[slot])

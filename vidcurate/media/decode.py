@@ -171,17 +171,19 @@ def read_frames(
 ) -> NDArray[np.uint8]:
     """Return the frames with these display-order numbers (rising, from 0) as uint8 RGB (T, height, width, 3).
 
-    A number may occur several times. `read_frames` applies rotation, reflection and sample aspect ratio, and
-    scales the centre crop, or the crop at `place` (32 bits, see `crop_of`), to the size; `mirror` flips left
-    to right. With `frame_map`, no search for the frames is needed. `out` receives the frames when
-    given: an array, or an object with `shape` and `out[t] = frame`.
+    Each frame is stored plane by plane. A number may occur several times. `read_frames` applies rotation,
+    reflection and sample aspect ratio, and scales the centre crop, or the crop at `place` (32 bits, see
+    `crop_of`), to the size; `mirror` flips left to right. With `frame_map`, no search for the frames is
+    needed. `out` receives the frames when given: an array, or an object with `shape` and `out[t] = frame`.
     Raises MediaError, kind unreadable, too_few_frames, corrupt_frame (the decoder concealed damage in a
     wanted frame; `accept_corrupt` allows that), too_slow, or those of `read_header_and_index`.
     """
     numbers = list(frame_numbers)
     if not numbers or numbers != sorted(numbers) or numbers[0] < 0:
         raise ValueError(f"frame_numbers must rise from 0 or more, got {numbers[:8]}")
-    frames: NDArray[np.uint8] = np.empty((len(numbers), height, width, 3), np.uint8) if out is None else out
+    frames: NDArray[np.uint8] = out
+    if out is None:
+        frames = np.moveaxis(np.empty((len(numbers), 3, height, width), np.uint8), 1, -1)
     wanted = _Wanted(
         name=source.name if isinstance(source, Path) else "clip",
         numbers=numbers,

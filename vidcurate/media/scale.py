@@ -1,11 +1,11 @@
 """Scale a decoded frame: crop, resize and convert to RGB with FFmpeg filters.
 
-The result equals `crop, scale, format=rgb24` of the `ffmpeg` program: cropping first copies no byte and
-avoids scaling pixels that the crop removes. FFmpeg's single pass to RGB sums rows without vector
-instructions, but has them for planes. So this scales to 4:2:2 and then converts, whenever a test with a frame
-of noise has shown that all bytes are equal (they differ when one pass merges two rows: one truncates what
-the other rounds). Colour matrix and range are those of the frame (BT.601 and limited by default, as in
-FFmpeg); HDR is not tone-mapped, alpha is dropped. Rotation comes last, on the small image.
+The result equals `crop, scale=flags=…+accurate_rnd, format=gbrp` of the `ffmpeg` program: cropping first
+copies no byte and avoids scaling pixels that the crop removes. To planes of RGB FFmpeg interpolates the
+colour to full width and has vector instructions that give the bytes of its plain code, so a picture is the
+same on every processor; its packed RGB has neither, is further from exact colours and takes longer. Colour
+matrix and range are those of the frame (BT.601 and limited by default, as in FFmpeg); HDR is not tone-mapped,
+alpha is dropped. Rotation comes last, on the small image.
 """
 
 import math
@@ -24,9 +24,6 @@ from vidcurate.media.coded_units import display_orientation
 from vidcurate.media.container import packets_of
 
 _MOST_SCALERS = 32  # 1 ms to make, about 1 MB each; most data sets have few sizes
-_MOST_SHAPES = 1000  # most cached results of `two_passes_are_exact`
-_TRIED_COLUMNS = 32
-_TRIED = "yuv420p"  # format of nearly all videos; others take one pass
 _UNSPECIFIED = (
     2  # FFmpeg refuses transfer curves and primaries that it does not know (PyAV 2208); unused here
 )
@@ -35,23 +32,12 @@ _UNSPECIFIED = (
 Filters = tuple[tuple[str, str], ...]  # name and arguments
 
 
-def one_pass_filters(crop: str, height: int, width: int, flags: str) -> Filters:
-    """Return the filters that crop, scale and convert as `ffmpeg` does by default."""
-    return (
-        *((("crop", crop),) if crop else ()),
-        ("scale", f"{width}:{height}:flags={flags}"),
-        ("format", "rgb24"),
-    )
-
-
-def two_pass_filters(crop: str, height: int, width: int, flags: str) -> Filters:
-    """Return the filters that scale to 4:2:2, then convert; chroma is as wide as in one pass."""
+def rgb_filters(crop: str, height: int, width: int, flags: str) -> Filters:
+    """Return the filters that crop, scale and convert to planes of RGB."""
     return (
         *((("crop", crop),) if crop else ()),
         ("scale", f"{width}:{height}:flags={flags}+accurate_rnd"),
-        ("format", "yuv422p"),
-        ("scale", "flags=accurate_rnd"),  # by default FFmpeg's conversion is less accurate
-        ("format", "rgb24"),
+        ("format", "gbrp"),
     )
 
 
@@ -68,31 +54,6 @@ def _source_of(width: int, height: int, pixels: str, colours: str) -> str:
     return f"video_size={width}x{height}:pix_fmt={pixels}:time_base=1/1000:{colours}"
 
 
-@lru_cache(maxsize=_MOST_SHAPES)
-def two_passes_are_exact(
-    cut_height: int, cut_width: int, colours: str, height: int, width: int, flags: str
-) -> bool:
-    """Return whether one and two passes give equal bytes for 4:2:0 noise of this size; 1 to 2 ms, cached.
-
-    Only the sums of rows can differ, and no column changes these: so the noise has the height of the frame
-    and a few columns, scaled in width by about the same factor.
-    """
-    narrow = _TRIED_COLUMNS + width % 2  # FFmpeg has separate code for odd widths
-    cut_width = narrow if cut_width == width else max(2, round(cut_width / width * narrow / 2) * 2)
-    width = narrow
-    source = _source_of(cut_width, cut_height, _TRIED, colours)
-    noise = VideoFrame(cut_width, cut_height, _TRIED)
-    chance = np.random.default_rng(0)
-    for plane in noise.planes:
-        plane.update(chance.bytes(plane.buffer_size))
-    pictures = []
-    for filters in (one_pass_filters, two_pass_filters):
-        graph = graph_of(source, filters("", height, width, flags))
-        graph.vpush(noise)
-        pictures.append(graph.vpull().to_ndarray())
-    return np.array_equal(pictures[0], pictures[1])
-
-
 def _scaler(
     size: tuple[int, int],
     pixels: str,
@@ -106,17 +67,8 @@ def _scaler(
     """Return the filter graph for frames of this kind; called per frame, so the arguments are cheap."""
     shown = VideoFormat(pixels, *size)
     crop, flags = chain_of(shown, sample_aspect_ratio, height, width, place)
-    cut_height, cut_width, *_ = crop_of(shown, sample_aspect_ratio, height, width, place)
     colours = f"colorspace={colourspace:d}:range={colour_range:d}"
-    filters = one_pass_filters
-    is_scaled = (cut_height, cut_width) != (height, width)  # without scaling, FFmpeg converts directly
-    if (
-        pixels == _TRIED
-        and is_scaled
-        and two_passes_are_exact(cut_height, cut_width, colours, height, width, flags)
-    ):
-        filters = two_pass_filters
-    return graph_of(_source_of(*size, pixels, colours), filters(crop, height, width, flags))
+    return graph_of(_source_of(*size, pixels, colours), rgb_filters(crop, height, width, flags))
 
 
 class _Scalers(threading.local):
@@ -226,10 +178,13 @@ def chain_of(
     )
 
 
-def _pixels(frame: VideoFrame) -> NDArray[np.uint8]:
-    """Return a view of a packed RGB frame; `to_ndarray` would copy frames with padded rows."""
-    plane = frame.planes[0]
-    return np.ndarray((frame.height, frame.width, 3), np.uint8, plane, strides=(plane.line_size, 3, 1))
+def _planes(frame: VideoFrame) -> list[NDArray[np.uint8]]:
+    """Return views of the planes red, green and blue; FFmpeg has them in the order green, blue, red."""
+    green, blue, red = (
+        np.ndarray((frame.height, frame.width), np.uint8, plane, strides=(plane.line_size, 1))
+        for plane in frame.planes
+    )
+    return [red, green, blue]
 
 
 def cover(
@@ -242,7 +197,7 @@ def cover(
     place: int | None = None,
     mirror: bool = False,
 ) -> NDArray[np.uint8]:
-    """Crop and scale a frame upright, to uint8 RGB (height, width, 3): a view of FFmpeg's memory.
+    """Crop and scale a frame upright, to uint8 RGB (height, width, 3), stored plane by plane.
 
     `turn` is the clip's orientation (`orientation_of` its first frame), when known. `place`: position of the
     crop, as for `crop_of`. `mirror`: flip left to right, as seen upright.
@@ -264,12 +219,14 @@ def cover(
         place,
     )
     graph.vpush(frame)
-    image = _pixels(graph.vpull())
+    planes = _planes(graph.vpull())
     if transposed:
-        image = image.transpose(1, 0, 2)
-    if mirrored != mirror:
-        image = image[:, ::-1]
-    return image[::-1] if upside_down else image
+        planes = [plane.T for plane in planes]
+    down, right = -1 if upside_down else 1, -1 if mirrored != mirror else 1
+    image: NDArray[np.uint8] = np.empty((3, *planes[0].shape), np.uint8)
+    for channel, plane in zip(image, planes, strict=True):
+        channel[:] = plane[::down, ::right]
+    return image.transpose(1, 2, 0)
 
 
 def pixel_shape(stream: Any) -> float:

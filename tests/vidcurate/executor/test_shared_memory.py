@@ -67,7 +67,7 @@ def test_a_pool_keeps_no_more_than_it_may_and_nothing_once_closed() -> None:
 
 
 def test_frames_written_from_elsewhere_are_in_the_buffer_whatever_their_rows() -> None:
-    buffer = SharedArray((2, 3, 4, 6, 3))
+    buffer = SharedArray((2, 3, 3, 4, 6))  # clips, frames, planes, rows, columns
     chance = np.random.default_rng(0)
     clip = chance.integers(0, 256, (3, 4, 6, 3), np.uint8)
     part = SharedArraySlice(buffer.descriptor, clip.size, clip.shape)
@@ -77,7 +77,7 @@ def test_frames_written_from_elsewhere_are_in_the_buffer_whatever_their_rows() -
     part[1] = padded[:, :6]
     part[2] = np.ascontiguousarray(clip[2].transpose(1, 0, 2)).transpose(1, 0, 2)
 
-    assert np.array_equal(buffer.array[1], clip)
+    assert np.array_equal(np.moveaxis(buffer.array[1], 1, -1), clip)
     assert not buffer.array[0].any()
 
 

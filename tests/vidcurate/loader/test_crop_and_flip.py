@@ -42,18 +42,19 @@ def test_the_cut_is_that_part_of_the_whole_picture_and_the_mirror_its_mirror(tmp
     encode.write_video(path, frames, fps=8.0, crf=18)
     whole = decode.read_frames(path, [0, 1, 2], height=32, width=96)
     middle = decode.read_frames(path, [0, 1, 2], height=32, width=32)
-    assert np.array_equal(middle, whole[:, :, 32:64])
+    inside = np.s_[:, :, 6:-6]  # at the edge of a crop colour has no neighbour to be interpolated with
+    assert np.array_equal(middle[inside], whole[:, :, 32:64][inside])
     seen = Counter[int]()
     for place in range(0, 1 << 32, (1 << 32) // 99):
         part = decode.read_frames(path, [0, 1, 2], height=32, width=32, place=place)
         left = place * 33 >> 32
-        assert np.array_equal(part, whole[:, :, 2 * left : 2 * left + 32])
+        assert np.array_equal(part[inside], whole[:, :, 2 * left : 2 * left + 32][inside])
         seen[left] += 1
     assert set(seen) == set(range(33))
     mirrored = decode.read_frames(path, [0, 1, 2], height=32, width=96, mirror=True)
     assert np.array_equal(mirrored, whole[:, :, ::-1])
     both = decode.read_frames(path, [1], height=32, width=32, place=0, mirror=True)
-    assert np.array_equal(both, whole[1:2, :, :32][:, :, ::-1])
+    assert np.array_equal(both[inside], whole[1:2, :, :32][:, :, ::-1][inside])
 
 
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])

@@ -36,6 +36,10 @@ QUICK = {
 }
 
 
+# FFmpeg 5.1 and 8 decode its MPEG-4 one level apart in some values.
+OTHER_DECODER = "media3_sample.avi"
+
+
 def _compare(path: Path, count: int, most: int, firsts: tuple[int, ...]) -> None:
     """Hold the first `most` of the clip's `count` frames, from several starts, against ffmpeg's."""
     size = {"height": 72, "width": 104}
@@ -47,7 +51,9 @@ def _compare(path: Path, count: int, most: int, firsts: tuple[int, ...]) -> None
         for stride, known in ((1, frame_map), (3, frame_map), (1, None))[: 3 if first else 2]:
             wanted = list(range(first, min(most, first + 4 * stride), stride))
             found = decode.read_frames(path, wanted, frame_map=known, accept_corrupt=True, **size)
-            assert np.array_equal(found, expected[wanted]), (path.name, wanted, known is not None)
+            apart = np.abs(found.astype(int) - expected[wanted])
+            assert apart.max() <= (path.name == OTHER_DECODER), (path.name, wanted, known is not None)
+            assert (apart > 0).mean() < 1e-4, (path.name, wanted, known is not None)
 
 
 @pytest.mark.engine

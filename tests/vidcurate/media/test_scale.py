@@ -1,104 +1,102 @@
-"""A picture in two passes is, byte for byte, that of FFmpeg's one pass; where it is not, one is taken."""
+"""A picture has the colours of the formulas, rounded once, and the same bytes on every processor."""
 
-from typing import Any
+from collections.abc import Iterator
 
 import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vidcurate.media import scale
+from vidcurate.media import scale, slow_gather
+
+STILL = (False, False, False)
+MATRICES = {2: (0.299, 0.114), 1: (0.2126, 0.0722), 9: (0.2627, 0.0593)}  # BT.601 (default), 709, 2020
+LIMITED, FULL = 1, 2
+_AVX512, _AVX2 = 0x100000, 0x8000  # AV_CPU_FLAG_… of libavutil/cpu.h
 
 
-def _frame(height: int, width: int, *, seed: int, colorspace: int = 2, color_range: int = 0) -> av.VideoFrame:
-    """Return a 4:2:0 frame of ramps, edges in colour, and noise over all values of a byte."""
-    chance = np.random.default_rng(seed)
-    frame = av.VideoFrame(width, height, "yuv420p")
-    for number, plane in enumerate(frame.planes):
-        rows, columns = np.indices((plane.height, plane.line_size))
-        values = rows * (number + 1) + columns * 2 + 97 * (columns // 16 % 2) + 150 * (rows // 24 % 2)
-        noisy = np.where(rows % 64 < 32, values, chance.integers(0, 256, values.shape))
-        plane.update((noisy % 256).astype(np.uint8).tobytes())
+def _frame(planes: list[NDArray[np.uint8]], colorspace: int = 2, color_range: int = 0) -> av.VideoFrame:
+    """Return a 4:2:0 frame of these planes."""
+    frame = av.VideoFrame(planes[0].shape[1], planes[0].shape[0], "yuv420p")
+    for plane, values in zip(frame.planes, planes, strict=True):
+        rows = np.zeros((plane.height, plane.line_size), np.uint8)
+        rows[:, : plane.width] = values
+        plane.update(rows.tobytes())
     frame.colorspace, frame.color_range = colorspace, color_range
     return frame
 
 
-def _by(filters: scale.Filters, frame: av.VideoFrame) -> NDArray[np.uint8]:
-    colours = f"colorspace={frame.colorspace:d}:range={frame.color_range:d}"
-    source = f"video_size={frame.width}x{frame.height}:pix_fmt=yuv420p:time_base=1/1000:{colours}"
-    graph = scale.graph_of(source, filters)
-    graph.vpush(frame)
-    image: NDArray[Any] = graph.vpull().to_ndarray()
-    return image
+def _noise(height: int, width: int, *, least: int = 0, most: int = 255) -> list[NDArray[np.uint8]]:
+    chance = np.random.default_rng(height + width)
+    half = ((height + 1) // 2, (width + 1) // 2)
+    light = chance.integers(least, most + 1, (height, width), np.uint8)
+    return [light, *(chance.integers(least, most + 1, half, np.uint8) for _ in range(2))]
 
 
-@pytest.mark.parametrize(
-    "colours", [(2, 0), (1, 1), (1, 2), (9, 1)], ids=str
-)  # BT.601, 709, full range, 2020
-@pytest.mark.parametrize(
-    ("size", "wanted"),
-    [
-        ((720, 1280), (256, 256)),
-        ((480, 720), (240, 426)),
-        ((1080, 1920), (144, 256)),
-        ((642, 642), (256, 256)),
-    ],
-    ids=str,
-)
-def test_a_picture_in_two_passes_is_that_of_one(
-    size: tuple[int, int], wanted: tuple[int, int], colours: tuple[int, int]
+@pytest.mark.parametrize("color_range", [LIMITED, FULL])
+@pytest.mark.parametrize("colorspace", MATRICES)
+@pytest.mark.parametrize("size", [(480, 852), (720, 1280)], ids=str)
+def test_a_picture_of_half_the_size_is_the_formula_rounded_once(
+    size: tuple[int, int], colorspace: int, color_range: int
 ) -> None:
-    frame = _frame(*size, seed=sum(size), colorspace=colours[0], color_range=colours[1])
-    still = (False, False, False)
-    for place in (None, 0, 2**31 + 12345):
-        crop, flags = scale.chain_of(frame.format, 1.0, *wanted, place)
-        cut_height, cut_width, *_ = scale.crop_of(frame.format, 1.0, *wanted, place)
-        named = f"colorspace={colours[0]}:range={colours[1]}"
+    planes = _noise(*size, least=90, most=166)  # no value leaves 0 to 255
+    height, width = size[0] // 2, size[1] // 2
+    light, blue, red = (plane.astype(np.float64) for plane in planes)
+    light = light.reshape(height, 2, width, 2).mean(axis=(1, 3))  # one chroma sample lies amid these four
+    if color_range == LIMITED:
+        light, blue, red = (light - 16) * 255 / 219, (blue - 128) * 255 / 224, (red - 128) * 255 / 224
+    else:
+        blue, red = blue - 128, red - 128
+    of_red, of_blue = MATRICES[colorspace]
+    reds, blues = light + 2 * (1 - of_red) * red, light + 2 * (1 - of_blue) * blue
+    greens = (light - of_red * reds - of_blue * blues) / (1 - of_red - of_blue)
+    exact = np.stack([reds, greens, blues], axis=-1).clip(0, 255)
 
-        shown = scale.cover(frame, *wanted, 1.0, still, place=place)
+    shown = scale.cover(_frame(planes, colorspace, color_range), height, width, 1.0, STILL)
 
-        assert scale.two_passes_are_exact(cut_height, cut_width, named, *wanted, flags)
-        assert np.array_equal(shown, _by(scale.one_pass_filters(crop, *wanted, flags), frame))
-        assert np.array_equal(shown, _by(scale.two_pass_filters(crop, *wanted, flags), frame))
-
-
-def test_where_two_passes_round_otherwise_one_is_taken() -> None:
-    frame, wanted = _frame(360, 640, seed=1), (240, 426)  # three rows become two: FFmpeg takes two for each
-
-    shown = scale.cover(frame, *wanted, 1.0, (False, False, False))
-
-    one, two = (
-        _by(way("", *wanted, "area"), frame) for way in (scale.one_pass_filters, scale.two_pass_filters)
-    )
-    assert not scale.two_passes_are_exact(360, 640, "colorspace=2:range=0", *wanted, "area")
-    assert np.array_equal(shown, one)
-    assert not np.array_equal(shown, two)
+    assert np.abs(shown - exact).max() < 0.6
 
 
-@pytest.mark.parametrize(
-    ("size", "wanted"),
-    [
-        ((1080, 1920), (240, 426)),
-        ((360, 640), (240, 426)),
-        ((480, 640), (241, 427)),
-        ((270, 480), (240, 360)),
-        ((144, 176), (256, 256)),
-        ((720, 480), (240, 480)),
-    ],
-    ids=str,
-)
-def test_a_narrow_frame_tells_of_a_whole_one_whether_two_passes_are_exact(
-    size: tuple[int, int], wanted: tuple[int, int]
+@pytest.fixture
+def every_processor() -> Iterator[list[int]]:
+    """Yield FFmpeg's flags of this processor and of lesser ones, down to plain C."""
+    flags = slow_gather.cpu_flags()
+    if not flags:
+        pytest.skip("FFmpeg's flags of the processor are set on x86 only")
+    yield [flags, flags & ~_AVX512, flags & ~_AVX2 & ~_AVX512, 0]
+    slow_gather.set_cpu_flags(flags)
+    scale._scalers.of.cache_clear()
+
+
+@pytest.mark.parametrize("wanted", [(240, 426), (144, 256), (241, 427), (360, 640)], ids=str)
+@pytest.mark.parametrize("size", [(360, 640), (720, 1280), (362, 641), (144, 176)], ids=str)
+@pytest.mark.parametrize("pixels", ["yuv420p", "yuvj420p", "yuv444p", "yuv420p10le", "gray", "rgb24", "nv12"])
+def test_every_byte_is_the_same_with_and_without_vector_instructions(
+    pixels: str, size: tuple[int, int], wanted: tuple[int, int], every_processor: list[int]
 ) -> None:
-    flags = "area" if wanted[0] * wanted[1] < size[0] * size[1] else "bicubic"
-    noise, chance = av.VideoFrame(size[1], size[0], "yuv420p"), np.random.default_rng(3)
-    for plane in noise.planes:
-        plane.update(chance.bytes(plane.buffer_size))
-    noise.colorspace = 2
+    frame, chance = av.VideoFrame(size[1], size[0], pixels), np.random.default_rng(sum(size))
+    for plane in frame.planes:
+        if pixels.endswith("10le"):
+            plane.update(chance.integers(0, 1024, plane.buffer_size // 2, np.uint16).tobytes())
+        else:
+            plane.update(chance.bytes(plane.buffer_size))
+    pictures = []
+    for flags in every_processor:
+        slow_gather.set_cpu_flags(flags)
+        scale._scalers.of.cache_clear()
+        pictures.append(scale.cover(frame, *wanted, 1.0, STILL))
 
-    one, two = (
-        _by(way("", *wanted, flags), noise) for way in (scale.one_pass_filters, scale.two_pass_filters)
-    )
+    assert len({picture.tobytes() for picture in pictures}) == 1
 
-    reported = scale.two_passes_are_exact(*size, "colorspace=2:range=0", *wanted, flags)
-    assert reported == np.array_equal(one, two)
+
+@pytest.mark.parametrize("turn", [STILL, (True, False, True), (False, True, False), (True, True, True)])
+def test_a_turned_picture_is_stored_plane_by_plane(turn: scale.Orientation) -> None:
+    upright = scale.cover(_frame(_noise(64, 96)), 64, 96, 1.0, STILL)
+    height, width = (96, 64) if turn[0] else (64, 96)
+
+    shown = scale.cover(_frame(_noise(64, 96)), height, width, 1.0, turn)
+
+    expected = upright.transpose(1, 0, 2) if turn[0] else upright
+    expected = expected[:, ::-1] if turn[1] else expected
+    assert np.array_equal(shown, expected[::-1] if turn[2] else expected)
+    assert shown.transpose(2, 0, 1).flags.c_contiguous

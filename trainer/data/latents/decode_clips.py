@@ -38,7 +38,7 @@ def frames(
             except MediaError as error:
                 yield error
             continue
-        buffer = SharedArray((1, task.num_frames, task.height, task.width, 3))
+        buffer = SharedArray((1, task.num_frames, 3, task.height, task.width))
         ahead.append((buffer, pool.submit(task, buffer, 0)))
         if len(ahead) > most_ahead:
             yield _result(*ahead.popleft())
@@ -51,4 +51,4 @@ def _result(buffer: SharedArray, future: Any) -> NDArray[np.uint8] | MediaError:
         future.result()
     except MediaError as error:
         return error
-    return buffer.array
+    return np.moveaxis(buffer.array, 2, -1)

@@ -42,6 +42,7 @@ _TRIES = 2
 # By default glibc frees the memory of frames after each clip. The worker frees it every few clips instead.
 _MALLOC = {"ARENA_MAX": 2, "MMAP_THRESHOLD_": 32 << 20, "TRIM_THRESHOLD_": 64 << 20}
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", **{f"MALLOC_{name}": str(value) for name, value in _MALLOC.items()}}
+_ROOT = str(Path(__file__).resolve().parents[3])
 _MOST_KILLS = 10  # kills from outside during one task
 _OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
 _START_TRIES = 3
@@ -180,12 +181,11 @@ class DecodePool:
             self._end()
 
     def _start_missing(self) -> None:
-        root = str(Path(__file__).resolve().parents[3])
         while len(self._workers) < self._num_workers:
             page = worker_heartbeat.new_page()
             numbers = [str(page), str(os.getpid())]
             child = start_child(
-                lambda theirs, numbers=numbers: ["-P", "-c", _PROGRAM, root, str(theirs), *numbers],  # type: ignore[misc]
+                lambda theirs, numbers=numbers: ["-P", "-c", _PROGRAM, _ROOT, str(theirs), *numbers],  # type: ignore[misc]
                 pass_fds=[page],
                 env={**os.environ, **_ENVIRONMENT},
             )
