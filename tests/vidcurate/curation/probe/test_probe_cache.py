@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 
 from vidcurate.curation.probe import cache
@@ -81,3 +82,23 @@ def test_a_block_that_raises_adds_nothing_and_leaves_nothing(tmp_path: Path) -> 
         cache.opened(tmp_path / "text.parquet"),
     ):
         pass
+
+
+def test_of_entries_with_one_key_the_last_stays_however_many_runs_have_added_them(tmp_path: Path) -> None:
+    file = tmp_path / "known.parquet"
+    for number in range(30):
+        with cache.added_to(file) as add:
+            add(("/videos/same", 1, 2), {"level": number})
+            add((f"/videos/{number}", 1, 2), {"level": number})
+            add(("/videos/same", 1, 2), {"level": 100 + number})
+            add(("/videos/same", 1, 3), {"level": -1})  # another time: another file
+
+    with cache.opened(file) as memory:
+        found = dict(memory.facts(memory.keys["row"].to_numpy()))
+        keys = memory.keys.select("row", "video_path", "mtime_ns").rows()
+    levels = {(path, time): found[row]["level"] for row, path, time in keys}
+    assert len(keys) == len(levels) == 32
+    assert levels["/videos/same", 2] == 129
+    assert levels["/videos/same", 3] == -1
+    assert all(levels[f"/videos/{number}", 2] == number for number in range(30))
+    assert pq.ParquetFile(file).num_row_groups <= 2  # not one for each run: reading would take ever longer
