@@ -6,7 +6,8 @@ Every contender (`loader_peers.py`) reads the same frames of the same clips with
 of 256 x 256, and 51 frames of 240 x 426. Each runs in separate processes, one after the other, in
 another order each round; the figures are medians over the rounds. CPU seconds are those of all processes of a
 contender: what a busy machine disturbs least. Memory is the largest sum over its processes, sampled five
-times a second, pages that they share counted once.
+times a second, pages that they share counted once, in a round of its own: counting pages stops the processes
+that hold them.
 
 `--python` names interpreters of other environments, tried in turn for libraries that this one has not; a
 library that none has is printed as absent. `--data` is a folder of videos of 51 frames or more, as found;
@@ -154,8 +155,10 @@ def memory_of_tree(root: int) -> int:
     return total
 
 
-def run_one(name: str, python: str, folder: Path, shape: str, workers: int) -> dict[str, Any]:
-    """Run one contender once; return what it says and the most memory that it held."""
+def run_one(
+    name: str, python: str, folder: Path, shape: str, workers: int, *, is_sampled: bool
+) -> dict[str, Any]:
+    """Run one contender once; return what it says and, `is_sampled`, the most memory that it held."""
     here = Path(__file__).parent
     command = [python, str(here / "loader_peers.py"), name, str(folder), shape, str(workers)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here)}
@@ -163,7 +166,7 @@ def run_one(name: str, python: str, folder: Path, shape: str, workers: int) -> d
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment)
         most, start = 0, time.monotonic()
         while process.poll() is None:
-            most = max(most, memory_of_tree(process.pid))
+            most = max(most, memory_of_tree(process.pid)) if is_sampled else 0
             if time.monotonic() - start > MOST_SECONDS:
                 process.kill()
             time.sleep(0.2)
@@ -182,18 +185,23 @@ def compare(
     text = "x".join(map(str, shape))
     names = list(CONTENDERS)
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    memory: dict[str, int] = {}
     chosen: dict[str, str] = {}
-    for number in range(rounds):
+    for number in range(rounds + 1):
+        is_sampled = number == 0
         for name in names[number % len(names) :] + names[: number % len(names)]:
             for python in [chosen[name]] if name in chosen else pythons:
-                said = run_one(name, python, folder, text, workers)
+                said = run_one(name, python, folder, text, workers, is_sampled=is_sampled)
                 if "absent" not in said:
                     chosen[name] = python
+                    if is_sampled:
+                        memory[name] = said["bytes"]
+                        print(f"{text} {name}: {said['bytes'] / 1e6:.0f} MB", flush=True)
+                        break
                     results[name].append(said)
                     print(
                         f"{text} {number} {name}: {said['clips'] / said['seconds']:.2f} clips/s, "
-                        f"{1000 * said['cpu_seconds'] / said['clips']:.0f} CPU ms/clip, "
-                        f"{said['bytes'] / 1e6:.0f} MB",
+                        f"{1000 * said['cpu_seconds'] / said['clips']:.0f} CPU ms/clip",
                         flush=True,
                     )
                     break
@@ -202,7 +210,6 @@ def compare(
                 print(f"{text}: {name} is absent ({said['absent']})", flush=True)
     rates = {name: median(one["clips"] / one["seconds"] for one in results[name]) for name in names}
     costs = {name: median(one["cpu_seconds"] / one["clips"] for one in results[name]) for name in names}
-    memory = {name: median(one["bytes"] for one in results[name]) for name in names}
     rows = []
     others = [name for name in names if name != OURS]
     peers = [name for name in others if not name.startswith("bare")]
