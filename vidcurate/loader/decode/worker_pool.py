@@ -40,7 +40,7 @@ from vidcurate.loader.decode.worker_process import raise_error, task_line
 
 _TRIES = 2
 # By default glibc frees the memory of frames after each clip. The worker frees it every few clips instead.
-_MALLOC = {"ARENA_MAX": 2, "MMAP_THRESHOLD_": 32 << 20, "TRIM_THRESHOLD_": 64 << 20}
+_MALLOC = {"ARENA_MAX": 2, "MMAP_THRESHOLD_": 32 << 20, "TRIM_THRESHOLD_": 1 << 30}
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", **{f"MALLOC_{name}": str(value) for name, value in _MALLOC.items()}}
 _ROOT = str(Path(__file__).resolve().parents[3])
 _MOST_KILLS = 10  # kills from outside during one task
