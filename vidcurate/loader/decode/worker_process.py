@@ -26,7 +26,7 @@ from vidcurate.executor.shared_memory import SharedArraySlice
 from vidcurate.loader.decode import worker_heartbeat
 from vidcurate.loader.decode.decode_clip import DecodeTask, decode
 
-_CLIPS_PER_COLLECTION = 32
+_CLIPS_PER_COLLECTION = 256
 _ERRORS: dict[str, type[VidcurateError]] = {"shard": ShardError, "storage": StorageError}
 
 
