@@ -20,12 +20,12 @@ LIMIT_SECONDS = 120.0
 MARK = "PYTHONMARK"  # names in PYTHON… reach every rank, those over ssh too
 
 
-def wait_for(is_true: Callable[[], object], said: Path) -> None:
-    """Wait until something is true; `said` is shown when that takes too long."""
+def wait_for(is_true: Callable[[], object], said: Callable[[], str]) -> None:
+    """Wait until something is true; what was `said` is shown when that takes too long."""
     until = time.monotonic() + LIMIT_SECONDS
     while not is_true():
-        assert time.monotonic() < until, said.read_text()
-        time.sleep(0.02)
+        assert time.monotonic() < until, said()
+        time.sleep(0.005)
 
 
 def has_steps(run: Path, count: int) -> bool:
@@ -42,7 +42,7 @@ class Pressed:
         return self.said.read_text()
 
     def wait_for(self, is_true: Callable[[], object]) -> None:
-        wait_for(is_true, self.said)
+        wait_for(is_true, self.said.read_text)
 
     def wait_for_steps(self, run: Path, count: int) -> None:
         """Wait until the log has so many steps; a job that has ended before is a failure."""

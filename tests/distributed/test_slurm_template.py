@@ -173,11 +173,11 @@ def test_a_sigterm_lets_real_ranks_save_and_the_job_does_not_come_back(
     with said.open("w") as out:
         job = submit(tmp_path, SCRIPT, command_words(shards, run, *MANY), out)
     try:
-        wait_for(lambda: has_steps(run, 2), said)
+        wait_for(lambda: has_steps(run, 2), said.read_text)
         partial = tmp_path / "slurm" / ".cancel"
         partial.write_text(to)
         partial.rename(partial.with_name("cancel"))
-        wait_for(lambda: job.poll() is not None, said)
+        wait_for(lambda: job.poll() is not None, said.read_text)
     finally:
         end_tasks(tmp_path, job)
 

@@ -2,18 +2,16 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.forked_runs import Forked, Forks
+from tests.forked_runs import Forks
 from tests.patched_ranks import HANG, SLOW, SLOW_SAVE, patched
+from tests.pressed_runs import wait_for
 from tests.trainer.shards_for_tests import command_words, events, make_shards, numbers
 from trainer.run_folder.checkpoint import checkpoint
 
-LIMIT_SECONDS = 120.0
 SHORT = (
     "stages.0.steps=40",
     "stages.0.checkpoint_every=5",
@@ -26,13 +24,6 @@ SHORT = (
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(tmp_path_factory.mktemp("made") / "shards")
-
-
-def wait_until(condition: Callable[[], object], launched: Forked) -> None:
-    until = time.monotonic() + LIMIT_SECONDS
-    while not condition():
-        assert time.monotonic() < until, launched.text()
-        time.sleep(0.005)
 
 
 def process_of(run: Path, rank: int) -> int:
@@ -77,7 +68,7 @@ def test_a_rank_killed_in_the_middle_is_restarted_and_the_losses_are_those_of_an
     run = tmp_path / "run"
     words = ["launch", *command_words(shards, run, *SHORT), "--nproc-per-node", "2"]
     launched = forks.start([*words, "--backoff-seconds", "0.1"])
-    wait_until(lambda: len(numbers(run)) >= 7, launched)
+    wait_for(lambda: len(numbers(run)) >= 7, launched.text)
     os.kill(process_of(run, rank), signal.SIGKILL)
 
     assert launched.codes() == [0], launched.text()
@@ -138,7 +129,7 @@ def test_a_signal_in_the_middle_of_a_save_leaves_nothing_half_written(
     run = tmp_path / "run"
     words = ["launch", *command_words(shards, run, *SHORT), "--nproc-per-node", "2"]
     launched = forks.start(words, 1, **patched(tmp_path / "patch", SLOW_SAVE))
-    wait_until(lambda: list(run.glob(".step-*.partial/ema")), launched)
+    wait_for(lambda: list(run.glob(".step-*.partial/ema")), launched.text)
     os.kill(launched.pids[0], number)
 
     assert launched.codes() == [75], launched.text()

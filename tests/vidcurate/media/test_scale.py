@@ -33,6 +33,21 @@ def _noise(height: int, width: int, *, least: int = 0, most: int = 255) -> list[
     return [light, *(chance.integers(least, most + 1, half, np.uint8) for _ in range(2))]
 
 
+def _exact(planes: list[NDArray[np.uint8]], colorspace: int, color_range: int) -> NDArray[np.float64]:
+    """Return RGB of half the size, by the formula; each chroma sample lies amid four of light."""
+    height, width = planes[1].shape
+    light, blue, red = (plane.astype(np.float64) for plane in planes)
+    light = light.reshape(height, 2, width, 2).mean(axis=(1, 3))
+    if color_range == LIMITED:
+        light, blue, red = (light - 16) * 255 / 219, (blue - 128) * 255 / 224, (red - 128) * 255 / 224
+    else:
+        blue, red = blue - 128, red - 128
+    of_red, of_blue = MATRICES[colorspace]
+    reds, blues = light + 2 * (1 - of_red) * red, light + 2 * (1 - of_blue) * blue
+    greens = (light - of_red * reds - of_blue * blues) / (1 - of_red - of_blue)
+    return np.stack([reds, greens, blues], axis=-1).clip(0, 255)
+
+
 @pytest.mark.parametrize("color_range", [LIMITED, FULL])
 @pytest.mark.parametrize("colorspace", MATRICES)
 @pytest.mark.parametrize("size", [(480, 852), (720, 1280)], ids=str)
@@ -41,20 +56,18 @@ def test_a_picture_of_half_the_size_is_the_formula_rounded_once(
 ) -> None:
     planes = _noise(*size, least=90, most=166)  # no value leaves 0 to 255
     height, width = size[0] // 2, size[1] // 2
-    light, blue, red = (plane.astype(np.float64) for plane in planes)
-    light = light.reshape(height, 2, width, 2).mean(axis=(1, 3))  # one chroma sample lies amid these four
-    if color_range == LIMITED:
-        light, blue, red = (light - 16) * 255 / 219, (blue - 128) * 255 / 224, (red - 128) * 255 / 224
-    else:
-        blue, red = blue - 128, red - 128
-    of_red, of_blue = MATRICES[colorspace]
-    reds, blues = light + 2 * (1 - of_red) * red, light + 2 * (1 - of_blue) * blue
-    greens = (light - of_red * reds - of_blue * blues) / (1 - of_red - of_blue)
-    exact = np.stack([reds, greens, blues], axis=-1).clip(0, 255)
+    exact, frame = _exact(planes, colorspace, color_range), _frame(planes, colorspace, color_range)
 
-    shown = scale.cover(_frame(planes, colorspace, color_range), height, width, 1.0, STILL)
+    shown = scale.cover(frame, height, width, 1.0, STILL)
 
     assert np.abs(shown - exact).max() < 0.6
+    source = f"video_size={size[1]}x{size[0]}:pix_fmt=yuv420p:time_base=1/1000"
+    packed = scale.graph_of(
+        f"{source}:colorspace={colorspace}:range={color_range}",
+        (("scale", f"{width}:{height}:flags=area"), ("format", "rgb24")),
+    )
+    packed.vpush(frame)
+    assert np.abs(packed.vpull().to_ndarray() - exact).max() > 20  # what docs/order-and-loader.md says of it
 
 
 @pytest.fixture
