@@ -49,6 +49,19 @@ def test_help_fits_a_terminal_of_80_columns(
     assert not any(line.endswith(" --set \\") for line in lines)  # a flag keeps its value
 
 
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS), "cluster status", "plan show"])
+def test_a_wrong_option_of_a_trainer_command_is_one_line_that_names_the_help(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*name.split(), "--json=1"])
+
+    assert ended.value.code == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ")
+    assert error.endswith(f"See `{' '.join(['python -m trainer', *name.split()])} --help`.")
+
+
 def test_the_help_of_the_trainer_names_every_command() -> None:
     named = {line.split()[3] for line in training_arguments.EXAMPLE.splitlines() if "-m trainer " in line}
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from trainer.cli import exit_codes, help_text
 from vidcurate.errors import VidcurateError, printable
@@ -27,10 +27,17 @@ INTERRUPTED = "interrupted; the same command continues"
 SAFE_PATH = ["-P"] if sys.flags.safe_path else []
 
 
-def parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Argument parser whose error is one line that names the help."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(exit_codes.WRONG_REQUEST, f"error: {message}. See `{self.prog} --help`.\n")
+
+
+def parser(name: str, description: str, example: str) -> Parser:
     """Return the argument parser of `python -m trainer NAME`; its help ends with the example."""
-    return argparse.ArgumentParser(
-        prog=f"python -m trainer {name}",
+    return Parser(
+        prog=f"python -m trainer {name}".rstrip(),
         description=description,
         epilog=f"example:\n{example}",
         formatter_class=help_text.HelpFormatter,

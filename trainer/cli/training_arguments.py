@@ -1,12 +1,10 @@
 """Parse the arguments of `python -m trainer RECIPE`; `launch` reads them too."""
 
-import argparse
 from pathlib import Path
 
-from trainer.cli import commands, help_text
+from trainer.cli import commands
 
 EXAMPLE = """\
-example:
   python -m trainer recipes/first-steps.yaml --set output=runs/first --set stages.0.data.shards=run/shards
 
 The same command resumes the run where it stopped. On several GPUs and hosts, one of:
@@ -44,15 +42,9 @@ CHANGES = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> commands.Parser:
     """Return the parser of `python -m trainer RECIPE`."""
-    made = argparse.ArgumentParser(
-        prog="python -m trainer",
-        description="Train an STDiT3 on shards with a YAML recipe.",
-        epilog=EXAMPLE,
-        formatter_class=help_text.HelpFormatter,
-        allow_abbrev=False,
-    )
+    made = commands.parser("", "Train an STDiT3 on shards with a YAML recipe.", EXAMPLE)
     made.add_argument("recipe", type=Path, metavar="RECIPE", help="the recipe, a YAML file")
     commands.add_settings(
         made, "change one setting of the recipe, such as seed=7 or stages.0.optim.lr=2e-4; may be repeated"

@@ -11,30 +11,22 @@ import hashlib
 import html
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.cli import commands
 from trainer.report import review_links
 from trainer.run_folder import clip_losses, metrics, sample_rounds
 from trainer.run_folder import layout as run_folder_layout
 from vidcurate.curation.report import review_link
-from vidcurate.errors import InputError, StorageError, VidcurateError
+from vidcurate.errors import InputError, StorageError
 from vidcurate.storage import atomic_file
 
 PAGE = "gallery.html"
 DATA = "gallery.js"
 SERVE = "serve"  # the inference server's folder in a run's folder
 OWN_TAB = "own"
-USAGE = """usage: python -m trainer gallery RUN
-
-Write RUN/gallery.html anew: its samples, prompts down and steps across, and
-its loss above them.
-
-example:
-  python -m trainer gallery runs/smoke"""
-
 _WIDTH, _HEIGHT = 880, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 28
 _MAX_POINTS = 600
@@ -236,15 +228,12 @@ def _put(path: Path, text: str) -> Path:
     return atomic_file.write_text(path, text, is_flushed=False)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    given = sys.argv[1:] if arguments is None else arguments
-    if len(given) != 1 or given[0].startswith("-"):
-        is_help = given in (["-h"], ["--help"])
-        print(USAGE, file=sys.stdout if is_help else sys.stderr)
-        return 0 if is_help else 2
-    try:
-        print(write_gallery(Path(given[0])))
-    except VidcurateError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+def main(words: Sequence[str]) -> int:
+    parser = commands.parser(
+        "gallery",
+        "Write RUN/gallery.html anew: its samples, prompts down and steps across, and its loss above them.",
+        "  python -m trainer gallery runs/smoke",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    given = parser.parse_args(words)
+    return commands.run_short_command(lambda: print(write_gallery(given.run)))

@@ -24,34 +24,8 @@ from vidcurate.media.coded_units import display_orientation
 from vidcurate.media.container import packets_of
 
 _MOST_SCALERS = 32  # 1 ms to make, about 1 MB each; most data sets have few sizes
-_UNSPECIFIED = (
-    2  # FFmpeg refuses transfer curves and primaries that it does not know (PyAV 2208); unused here
-)
-
-
-Filters = tuple[tuple[str, str], ...]  # name and arguments
-
-
-def rgb_filters(crop: str, height: int, width: int, flags: str) -> Filters:
-    """Return the filters that crop, scale and convert to planes of RGB."""
-    return (
-        *((("crop", crop),) if crop else ()),
-        ("scale", f"{width}:{height}:flags={flags}+accurate_rnd"),
-        ("format", "gbrp"),
-    )
-
-
-def graph_of(source: str, filters: Filters) -> Graph:
-    """Return the configured filter graph for frames of this source."""
-    graph = Graph()
-    graph.threads = 1
-    chain = [graph.add("buffer", source), *(graph.add(*one) for one in filters), graph.add("buffersink")]
-    graph.link_nodes(*chain).configure()
-    return graph
-
-
-def _source_of(width: int, height: int, pixels: str, colours: str) -> str:
-    return f"video_size={width}x{height}:pix_fmt={pixels}:time_base=1/1000:{colours}"
+# FFmpeg refuses transfer curves and primaries that it does not know (PyAV 2208); unused here.
+_UNSPECIFIED = 2
 
 
 def _scaler(
@@ -65,10 +39,22 @@ def _scaler(
     place: int | None,
 ) -> Graph:
     """Return the filter graph for frames of this kind; called per frame, so the arguments are cheap."""
-    shown = VideoFormat(pixels, *size)
-    crop, flags = chain_of(shown, sample_aspect_ratio, height, width, place)
-    colours = f"colorspace={colourspace:d}:range={colour_range:d}"
-    return graph_of(_source_of(*size, pixels, colours), rgb_filters(crop, height, width, flags))
+    crop, flags = chain_of(VideoFormat(pixels, *size), sample_aspect_ratio, height, width, place)
+    source = (
+        f"video_size={size[0]}x{size[1]}:pix_fmt={pixels}:time_base=1/1000"
+        f":colorspace={colourspace:d}:range={colour_range:d}"
+    )
+    graph = Graph()
+    graph.threads = 1
+    chain = [
+        graph.add("buffer", source),
+        *([graph.add("crop", crop)] if crop else []),
+        graph.add("scale", f"{width}:{height}:flags={flags}+accurate_rnd"),
+        graph.add("format", "gbrp"),
+        graph.add("buffersink"),
+    ]
+    graph.link_nodes(*chain).configure()
+    return graph
 
 
 class _Scalers(threading.local):

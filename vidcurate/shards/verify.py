@@ -200,7 +200,7 @@ def _verify(place: Path | str, folder: Path, level: Level, num_workers: int, pro
     if is_here:
         problems += _strays(folder, named)
     shards = _shards(place, {*entries, *(known.shards if known else ())}, level)
-    total = sum(map(_size, shards.values()))
+    total_mib = -(-sum(map(_size, shards.values())) >> 20)  # rounded up
     tasks = _tasks(shards, folder, entries, known)
     results = (
         map(check_shard, tasks)
@@ -210,7 +210,7 @@ def _verify(place: Path | str, folder: Path, level: Level, num_workers: int, pro
     done = num_members = bytes_read = 0
     by_shard: list[ShardResult] = []
     where: dict[str, str] = {}
-    progress(0, total >> 20, "MiB")
+    progress(0, total_mib, "MiB")
     for found in results:
         done, num_members, bytes_read = (
             done + found.size,
@@ -218,7 +218,7 @@ def _verify(place: Path | str, folder: Path, level: Level, num_workers: int, pro
             bytes_read + found.bytes_read,
         )
         by_shard.append(found)
-        progress(done >> 20, total >> 20, "MiB")
+        progress(-(-done >> 20), total_mib, "MiB")
     for found in sorted(by_shard, key=lambda found: found.name):
         problems += found.problems
         for key in found.keys:

@@ -25,7 +25,6 @@ Any other flag is one of `python -m trainer RECIPE` and goes to every rank.
 exit codes: 0 done; 75 saved after a signal, give the same command again; 1 given up; 2 wrong request;
 77 too few hosts are left; 78 the guard stopped it, a person has to look; 128 + N killed by a second signal
 """
-USAGE = "python -m trainer launch RECIPE [options] [options of a training]"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
         "Train RECIPE on several ranks and begin again after a failure, from the newest checkpoint.",
         EXAMPLE,
     )
-    made.usage = USAGE
+    made.usage = "python -m trainer launch RECIPE [options] [options of a training]"
     made.add_argument(
         "--nproc-per-node", type=int, metavar="N", help="ranks a host (default: slots, GPUs, or 1)"
     )
@@ -96,7 +95,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.min_hosts is not None and given.min_hosts > len(hosts):
         raise InputError(f"--min-hosts {given.min_hosts}: there are only {len(hosts)}.")
     reader = training_arguments.parser()
-    reader.prog, reader.usage = "python -m trainer launch", USAGE
+    reader.prog = "python -m trainer launch"
     asked = reader.parse_args(given.rest)
     for flag in ("dry_run", "print_env"):
         if getattr(asked, flag):

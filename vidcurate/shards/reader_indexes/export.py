@@ -70,7 +70,7 @@ def export(
         raise InputError(f"{folder}: no finished set of shards. Run `vidcurate build-shards` first.")
     names = [entry["name"] for entry in manifest["shards"]]
     per_shard = [reader for reader in readers if reader != "wids"]
-    total = sum(entry["bytes"] for entry in manifest["shards"]) >> 20 if "wids" in readers else 0
+    total_bytes = sum(entry["bytes"] for entry in manifest["shards"])
     read = 0
     written = kept = 0
 
@@ -81,7 +81,7 @@ def export(
     def reported(size: int) -> None:
         nonlocal read
         read += size
-        progress(read >> 20, total, "MiB")
+        progress(-(-read >> 20), -(-total_bytes >> 20), "MiB")  # rounded up
 
     try:
         with only_writer(folder):

@@ -110,6 +110,6 @@ def test_a_launch_without_a_recipe_asks_for_it_as_launch(capsys: pytest.CaptureF
         launch_command.main(["--nproc-per-node", "2"])
 
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("usage: python -m trainer launch RECIPE [options]")
-    assert "python -m trainer launch: error: the following arguments are required: RECIPE" in said
+    assert capsys.readouterr().err == (
+        "error: the following arguments are required: RECIPE. See `python -m trainer launch --help`.\n"
+    )
