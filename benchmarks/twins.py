@@ -1,12 +1,12 @@
 """Dedup by look: copies found, and clips wrongly taken for copies.
 
-    python benchmarks/twins.py [--clips FOLDER [--known A=B ...]] [--synthetic 60]
+    python benchmarks/twins.py [--clips FOLDER] [--synthetic 60]
 
 Each source clip (the synthetic data set's, and up to 48 frames of every readable file of FOLDER) is copied in
 the ways of COPIES and hashed by the stage `frames`. The pairs that `dedup` gives are checked by where they
-come from: a copy paired with its source is a hit, two different sources are a false alarm (printed by name,
-since a folder may hold twins; those are said with --known and count for nothing). The peer is what is
-commonly done: one pHash of the first frame (DCT, median), within 15 bits of 64.
+come from: a copy paired with its source is a hit, two different sources are a false alarm, printed by name.
+Files that are known to show the same (TWINS) count for nothing. The peer is what is commonly done: one pHash
+of the first frame (DCT, median), within 15 bits of 64.
 
 Two choices are asserted: of a clip and its copy with black bars the clip is kept, and of a clip and the clip
 with the start of the next source behind it too. The latter must have one cut more than the two together.
@@ -40,6 +40,17 @@ from vidcurate.media import decode, encode, headers
 
 FACTS = ("width", "height", "num_cuts", *preference.BARS)
 SPLICED = "the next source behind it"
+# Files of public test clips that show the same pictures: one encoded again, cut or turned.
+TWINS = (
+    ("bbb_642x642_vp9.webm", "bbb_800x640_h264_pyramid.mp4"),
+    ("bitflip_h264.mp4", "tc_bt709_full.mp4"),
+    ("dn_uuid540.mp4", "dn_xmp480qt.mov"),
+    ("tc_h264_10bit.mp4", "tc_h265_10bit.mp4"),
+    (
+        "media3_mdat_too_long.mp4", "media3_mpeg2.ts", "media3_portrait.mp4",
+        "media3_rotate_reflect.mp4", "media3_sample.flv",
+    ),
+)  # fmt: skip
 _SHORT_SIDE, _LONGEST = 160, 48
 _PEER = {"peer": "pHash of the first frame, 15 bits of 64"}
 
@@ -152,7 +163,6 @@ def make(sources: Iterator[tuple[str, Frames]]) -> Clips:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--clips", type=Path)
-    arguments.add_argument("--known", nargs="*", default=[], help="A=B: two files of FOLDER that are twins")
     arguments.add_argument("--synthetic", type=int, default=60)
     arguments.add_argument("--kept", type=Path, help="a file for the hashes, read when it is there")
     given = arguments.parse_args()
@@ -163,7 +173,7 @@ def main() -> None:
         clips = make(itertools.chain(_synthetic(given.synthetic), _real(given.clips) if given.clips else ()))
         if given.kept:
             np.savez(given.kept, **{name: getattr(clips, name) for name in Clips.__slots__})
-    check(clips, {frozenset(pair.split("=")) for pair in given.known})
+    check(clips, {frozenset(pair) for same in TWINS for pair in itertools.combinations(same, 2)})
 
 
 def _peer_finds(clips: Clips, one: int, other: int) -> bool:

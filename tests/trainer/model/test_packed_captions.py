@@ -255,9 +255,10 @@ def test_a_step_gives_the_lengths_that_its_masks_and_drops_have(reproduce: str) 
 
 def test_fast_blocks_route_the_tubes_that_readable_blocks_route() -> None:
     config = CONFIG.model_copy(update={"depth": 3})
-    given = _given(config) | {"x": torch.randn(4, 4, 2, 4, 4, generator=torch.Generator().manual_seed(3))}
+    given = {name: value[[0, 3]] for name, value in _given(config).items()}  # Triton's interpreter is slow
+    given["x"] = torch.randn(2, 4, 2, 4, 4, generator=torch.Generator().manual_seed(3))
     spec = RoutingSpec(share=0.5, pairs=(1, 1))
-    given |= routing.conditions(spec, given["x"], (1, 2, 2), seed=1, step=2, clip_ids=list("abcd"))
+    given |= routing.conditions(spec, given["x"], (1, 2, 2), seed=1, step=2, clip_ids=["a", "d"])
     outs, gradients = [], []
     for is_fast in (False, True):
         model = _model(config, is_fast=is_fast)

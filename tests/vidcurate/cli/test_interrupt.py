@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_runs import Forks
 from vidcurate.cli.interrupt import INTERRUPTED
 from vidcurate.curation.demo_data import write as demo_data_write
 from vidcurate.executor import child_processes
@@ -68,12 +69,11 @@ if "vidcurate" in sys.orig_argv:
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """A run of one row without a video."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "table.csv").write_text("path,text\na.mp4,a red ball\n")
-    ingest = ["ingest", str(folder / "table.csv"), "--out", str(folder / "run")]
-    subprocess.run([sys.executable, "-m", "vidcurate", *ingest], check=True, capture_output=True)
+    forks.call("vidcurate ingest table.csv --out run", folder)
     return folder / "run"
 
 
@@ -134,16 +134,14 @@ def test_ctrl_c_before_the_first_line_of_a_worker_or_of_the_trainer_is_held_back
     assert (trainer.returncode, trainer.stderr) == (130, f"{INTERRUPTED}\n")
 
 
-def test_ctrl_c_in_a_stage_and_in_its_starting_workers_is_one_line(tmp_path: Path) -> None:
+def test_ctrl_c_in_a_stage_and_in_its_starting_workers_is_one_line(tmp_path: Path, forks: Forks) -> None:
     """A terminal sends Ctrl-C to the whole process group: the workers, too, while Python starts in them."""
     demo_data_write.write_demo_data(tmp_path / "data", clips=12)
     run = tmp_path / "run"
-    table = [str(tmp_path / "data/captions.csv"), "--videos", str(tmp_path / "data/videos")]
-    command = [sys.executable, "-m", "vidcurate"]
-    subprocess.run([*command, "ingest", *table, "--out", str(run)], check=True, capture_output=True)
+    forks.call("vidcurate ingest data/captions.csv --videos data/videos --out run", tmp_path)
 
     process = subprocess.Popen(
-        [*command, "probe", str(run), "--level", "full", "--workers", "4"],
+        [sys.executable, "-m", "vidcurate", "probe", str(run), "--level", "full", "--workers", "4"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -158,8 +156,7 @@ def test_ctrl_c_in_a_stage_and_in_its_starting_workers_is_one_line(tmp_path: Pat
     assert process.communicate(timeout=300)[1] == f"{INTERRUPTED}\n"
     assert process.returncode == 130
     assert not (run / "probe.parquet").exists()
-    again = subprocess.run([*command, "probe", str(run)], capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
+    forks.call("vidcurate probe run", tmp_path)
 
 
 # Send the process group a Ctrl-C when a worker of joblib's pool imports its first module.
@@ -177,31 +174,31 @@ if "joblib.externals.loky.backend.popen_loky_posix" in sys.orig_argv:
 
 
 @pytest.fixture(scope="module")
-def probed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def probed_run(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Path:
     """A run of demo clips that are probed and in shards."""
     folder = tmp_path_factory.mktemp("probed")
     demo_data_write.write_demo_data(folder / "data", clips=12)
-    table = [str(folder / "data/captions.csv"), "--videos", str(folder / "data/videos")]
-    run = str(folder / "run")
-    for words in (
-        ["ingest", *table, "--out", run],
-        ["probe", run],
-        ["score", run],
-        ["filter", run],
-        ["split-by-difficulty", run, "--levels", "1"],
-        ["build-shards", run, "--set", "max_clips=2"],
+    for command in (
+        "ingest data/captions.csv --videos data/videos --out run",
+        "probe run",
+        "score run",
+        "filter run",
+        "split-by-difficulty run --levels 1",
+        "build-shards run --set max_clips=2",
     ):
-        subprocess.run([sys.executable, "-m", "vidcurate", *words], check=True, capture_output=True)
+        forks.call(f"vidcurate {command}", folder)
     return folder / "run"
 
 
 @pytest.mark.parametrize("words", ["build-shards RUN --out RUN/other --set max_clips=2", "verify RUN/shards"])
-def test_ctrl_c_in_a_starting_pool_is_one_line(tmp_path: Path, probed_run: Path, words: str) -> None:
+def test_ctrl_c_in_a_starting_pool_is_one_line(
+    tmp_path: Path, probed_run: Path, forks: Forks, words: str
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(AT_POOL)
-    command = [sys.executable, "-m", "vidcurate", *words.replace("RUN", str(probed_run)).split()]
+    command = words.replace("RUN", str(probed_run))
 
     ended = subprocess.run(
-        [*command, "--workers", "4"],
+        [sys.executable, "-m", "vidcurate", *command.split(), "--workers", "4"],
         env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -212,5 +209,4 @@ def test_ctrl_c_in_a_starting_pool_is_one_line(tmp_path: Path, probed_run: Path,
     )
 
     assert (ended.returncode, ended.stderr) == (130, f"{INTERRUPTED}\n")
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
+    forks.call(f"vidcurate {command}", tmp_path)

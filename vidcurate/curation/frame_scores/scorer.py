@@ -4,14 +4,12 @@ The walk decodes and scales each frame once and passes it to every scorer. A sco
 between frames and returns its columns at the end; it opens no file and does not depend on the decoder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from vidcurate.curation.clip_table.schema import AGGREGATES
 
 Pixels = NDArray[np.uint8]
 Columns = dict[str, Any]
@@ -49,17 +47,15 @@ class FrameScorer(Protocol):
 
 def aggregates(name: str, values: Sequence[float]) -> Columns:
     """Return `name`_min, _mean, _median, _max and _first of `values`; nulls when there are none."""
-    if not len(values):
-        return {f"{name}_{aggregate}": None for aggregate in AGGREGATES}
     numbers = np.asarray(values, dtype=np.float64)
-    found = {
-        "min": numbers.min(),
-        "mean": numbers.mean(),
-        "median": np.median(numbers),
-        "max": numbers.max(),
-        "first": numbers[0],
+    found: dict[str, Callable[[], float]] = {
+        "min": numbers.min,
+        "mean": numbers.mean,
+        "median": lambda: np.median(numbers),
+        "max": numbers.max,
+        "first": lambda: numbers[0],
     }
-    return {f"{name}_{aggregate}": rounded(found[aggregate]) for aggregate in AGGREGATES}
+    return {f"{name}_{each}": rounded(of()) if numbers.size else None for each, of in found.items()}
 
 
 def rounded(value: float) -> float:

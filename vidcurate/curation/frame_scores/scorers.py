@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vidcurate.curation.frame_scores.audio import Audio
 from vidcurate.curation.frame_scores.cuts import Cuts
@@ -16,6 +17,7 @@ from vidcurate.curation.frame_scores.scorer import Columns, FrameScorer
 from vidcurate.curation.frame_scores.sharpness import Sharpness
 from vidcurate.curation.frame_scores.spec import FramesSpec
 from vidcurate.errors import MediaError
+from vidcurate.storage import download
 
 # All frame scorers. A new one needs a file, its columns in `schema`, and a line here.
 SCORES: dict[str, Callable[[FramesSpec], FrameScorer]] = {
@@ -65,9 +67,14 @@ def measure(
     return columns | {"packet_hash": walked.packet_hash} | audio.columns()
 
 
-def score_clip(clip: ClipFile, spec: FramesSpec) -> Columns:
-    """Return the clip's row; an undecodable clip gets a status and a problem, not an error."""
+def score_clip(item: Mapping[str, Any], spec: FramesSpec) -> Columns:
+    """Return the clip's row; an undecodable clip gets a status and a problem, not an error.
+
+    `item` has the fields of a ClipFile; its path may be a URL.
+    """
     try:
-        return {"frames_status": "ok", "frames_problem": None, **measure(clip, spec)}
+        with download.local(item["path"]) as path:
+            measured = measure(ClipFile(**{**item, "path": str(path)}), spec)
+        return {"frames_status": "ok", "frames_problem": None, **measured}
     except MediaError as error:
         return {"frames_status": error.kind, "frames_problem": str(error)}

@@ -18,7 +18,7 @@ import polars as pl
 from vidcurate.curation.clip_table import run_lock, table
 from vidcurate.curation.clip_table.schema import COLUMNS, require
 from vidcurate.curation.frame_scores.spec import FramesSpec
-from vidcurate.errors import InputError, MediaError
+from vidcurate.errors import InputError
 from vidcurate.executor import map_clips
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.parts_folder import DEFAULT_EXECUTOR, ExecutorSpec, PartSummary, remove_parts
@@ -51,16 +51,6 @@ def require_libraries() -> None:
             f"{' and '.join(missing)} not installed: frames cannot be scored. "
             "Run `pip install 'vidcurate[score]'`."
         )
-
-
-def _score(item: dict[str, Any], spec: FramesSpec) -> dict[str, Any]:
-    from vidcurate.curation.frame_scores.scorers import ClipFile, score_clip
-
-    try:
-        with download.local(item["path"]) as path:
-            return score_clip(ClipFile(**item | {"path": str(path)}), spec)
-    except MediaError as error:
-        return {"frames_status": error.kind, "frames_problem": str(error)}
 
 
 def _lost(item: dict[str, Any], loss: Loss) -> dict[str, Any]:
@@ -105,6 +95,8 @@ def run_frames(
     library, StageError for missing parts, StorageError.
     """
     require_libraries()
+    from vidcurate.curation.frame_scores.scorers import score_clip
+
     download.require(videos)
     previous = table.previous_stage(run, "frames")
     source = table.stage_path(run, previous)
@@ -131,7 +123,7 @@ def run_frames(
             for path, start, end in scored.select("video_path", "start_seconds", "end_seconds").iter_rows()
         ]
         rows = map_clips.map_clips_in_parts(
-            partial(_score, spec=spec),
+            partial(score_clip, spec=spec),
             items,
             on_lost=_lost,
             time_limit_seconds=spec.time_limit_seconds,

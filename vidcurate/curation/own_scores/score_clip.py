@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vidcurate.curation.clip_table.own_columns import RESERVED
 from vidcurate.curation.frame_scores.sample import read_sample
 from vidcurate.curation.own_scores.load import OwnScore, function_of
 from vidcurate.errors import MediaError
@@ -84,6 +83,8 @@ def _columns(score: OwnScore, value: Any, row: Mapping[str, Any]) -> dict[str, f
     """
     if not isinstance(value, Mapping):
         return {score.name: _number(value)}
+    from vidcurate.curation.clip_table.own_columns import RESERVED  # polars, 50 MB, for this alone
+
     found = {}
     for key, one in value.items():
         column = f"{score.name}_{key}"

@@ -29,6 +29,7 @@ from vidcurate.media import container as media_container
 from vidcurate.media import headers, packets
 from vidcurate.media.coded_units.field_pictures import FieldPairs
 from vidcurate.media.first_packets import INDEXED
+from vidcurate.storage import download
 from vidcurate.storage.checksum import sha256_file
 
 VERSION = 4  # of the facts: facts of another version are computed again
@@ -57,8 +58,19 @@ class Task:
 
 
 def examine(task: Task) -> Facts:
-    """Return the facts of the file up to the task's level. A bad file gives findings, not an error."""
-    path = Path(task.path)
+    """Return the facts of the file up to the task's level. A bad file gives findings, not an error.
+
+    The path may be a URL. Worker processes run this; they load neither polars nor pyarrow.
+    """
+    try:
+        with download.local(task.path) as path:
+            return _with_retries(path, task)
+    except MediaError as error:
+        return {"failure": error.kind, "problem": str(error), "findings": {}}
+
+
+def _with_retries(path: Path, task: Task) -> Facts:
+    """Examine the file; retry what may be no fault of it."""
     for pause in (*_PAUSES_SECONDS, None):
         try:
             return _examined(path, task)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +26,6 @@ from vidcurate.curation.probe.columns import NEEDED, FileColumns, columns_of
 from vidcurate.curation.probe.examine import Task
 from vidcurate.curation.probe.files import list_files
 from vidcurate.curation.probe.findings import FINDINGS, REJECTING, Facts
-from vidcurate.errors import MediaError
 from vidcurate.executor import map_clips
 from vidcurate.executor.lazy_items import LazyItems
 from vidcurate.executor.map_clips import Progress, no_progress
@@ -89,14 +88,6 @@ def probe_file(path: str, level: str = "index") -> dict[str, Any]:
     It runs in this process, without a time limit.
     """
     return columns_of(examine.examine(Task(path=path, level=level)))
-
-
-def _examine(task: Task) -> Facts:
-    try:
-        with download.local(task.path) as path:
-            return examine.examine(replace(task, path=str(path)))
-    except MediaError as error:
-        return {"failure": error.kind, "problem": str(error), "findings": {}}
 
 
 def _lost(task: Task, loss: Loss, *, time_limit_seconds: float) -> Facts:
@@ -188,7 +179,7 @@ def _look(
         return "" if reason and is_one_good else reason
 
     return map_clips.map_clips_in_parts(
-        _examine,
+        examine.examine,
         tasks,
         on_lost=partial(_lost, time_limit_seconds=spec.time_limit_seconds),
         time_limit_seconds=spec.time_limit_seconds,

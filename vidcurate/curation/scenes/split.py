@@ -160,6 +160,8 @@ def run_split_scenes(
     StorageError.
     """
     require_libraries()
+    from vidcurate.curation.scenes.detect import detect
+
     if out.suffix not in _TABLES:
         raise InputError(f"{out}: unknown suffix {out.suffix!r}. Use {', '.join(_TABLES)}.")
     if len(inputs) == 1 and (inputs[0] / "ingest.parquet").is_file():
@@ -183,7 +185,7 @@ def run_split_scenes(
     parts = out.with_name(f".{out.name}-{_digest(items, spec)}")
     decoded = iter(
         map_clips.map_clips(
-            partial(_detect, spec=spec),
+            partial(detect, spec=spec),
             items,
             on_lost=_lost,
             time_limit_seconds=spec.time_limit_seconds,
@@ -198,12 +200,6 @@ def run_split_scenes(
     summary = _write(rows, own, every, spec, out, num_decoded=len(todo))
     remove_parts(parts)
     return summary
-
-
-def _detect(item: dict[str, Any], spec: SceneSpec) -> dict[str, Any]:
-    from vidcurate.curation.scenes.detect import detect
-
-    return detect(item, spec)
 
 
 def _lost(item: dict[str, Any], loss: Loss) -> dict[str, Any]:

@@ -202,14 +202,14 @@ def test_a_folder_or_a_library_that_is_not_there_is_named(
 def test_real_clips_have_plausible_scores_and_broken_ones_a_name(
     shared: Path, is_wanted: Callable[[int], bool]
 ) -> None:
-    from vidcurate.curation.frame_scores.scorers import ClipFile, score_clip
+    from vidcurate.curation.frame_scores.scorers import score_clip
 
     with (shared / "data" / "manifest.csv").open() as file:
         manifest = list(csv.DictReader(file))
     for row in manifest:
         if not is_wanted(int(row["width"] or 0) * int(row["height"] or 0) * int(row["frames"] or 0)):
             continue
-        found = score_clip(ClipFile(path=str(shared / "data" / "clips" / row["file"])), SPEC)
+        found = score_clip({"path": str(shared / "data" / "clips" / row["file"])}, SPEC)
         if row["decode_error"]:
             assert found["frames_status"] in ("unreadable", "empty"), row["file"]
             assert found["frames_problem"].startswith(row["file"])

@@ -97,6 +97,10 @@ def clears(row):
 def many(row):
     return {f"{row['clip_id']}-{number}": number for number in range(400)}
 
+def tables(row):
+    import sys
+    return sum(name in sys.modules for name in ("polars", "pyarrow"))
+
 def prints(row):
     print("a word")
     os.write(1, b"another")
@@ -156,6 +160,12 @@ def test_a_function_of_frames_caption_or_row_is_a_column(folder: Path) -> None:
     words = table.column_words(table.stage_path(folder / "run", "own_scores"))
     assert words["corner"]["unit"] == "0-255"
     assert "scores.py:corner (SHA-256 " in words["corner"]["meaning"]
+
+
+def test_a_worker_holds_no_library_of_tables(folder: Path) -> None:
+    score(folder, "tables")
+
+    assert column(folder, "tables") == [0.0] * 4 + [None]  # polars and pyarrow are 50 MB a worker
 
 
 def test_it_is_computed_again_when_the_file_has_changed_and_only_then(folder: Path) -> None:

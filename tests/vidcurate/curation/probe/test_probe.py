@@ -179,8 +179,8 @@ def test_a_missing_codec_stops_the_probe_and_is_named(
     for name in names:
         shutil.copy(videos / "good.mp4", videos / name)
     ingested(tmp_path, [{"clip_id": name, "video_path": name} for name in names])
-    look = probe_stage._examine
-    monkeypatch.setattr(probe_stage, "_examine", without_codec)
+    look = examine.examine
+    monkeypatch.setattr(examine, "examine", without_codec)
 
     with pytest.raises(
         VidcurateError,
@@ -191,7 +191,7 @@ def test_a_missing_codec_stops_the_probe_and_is_named(
 
     assert not (tmp_path / "probe.parquet").exists()
     assert not list(tmp_path.glob(".probe-*"))
-    monkeypatch.setattr(probe_stage, "_examine", look)
+    monkeypatch.setattr(examine, "examine", look)
     assert probe_stage.run_probe(tmp_path, ProbeSpec(videos=videos)).rows_ok == 9  # type: ignore[union-attr]
     for name in names[1:]:
         (videos / name).write_bytes(b"a page of the network, not a video")
