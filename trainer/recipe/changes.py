@@ -47,7 +47,7 @@ def changes(saved: dict[str, Any], now: Recipe) -> dict[str, tuple[Any, Any]]:
     A setting unknown to the saved recipe had its default. A removed setting is ignored if it changed no
     number or had its default; any other saved setting that no longer exists differs.
     """
-    saved = removed_keys.upgrade(saved, type(now).model_json_schema())
+    saved = removed_keys.upgrade(saved, type(now))
     with suppress(ValidationError):  # compared as saved if it holds a removed setting
         saved = to_json(type(now).model_validate_json(json.dumps(saved)))
     before, after = flat(saved), flat(to_json(now))

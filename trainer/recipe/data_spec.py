@@ -101,5 +101,5 @@ class DataSpec(PlanSpec):
 
 def from_saved(saved: Mapping[str, Any]) -> DataSpec:
     """Return the section that a checkpoint's recipe holds as JSON, its former keys upgraded."""
-    upgraded = removed_keys.upgrade(saved, DataSpec.model_json_schema())
+    upgraded = removed_keys.upgrade(saved, DataSpec)
     return DataSpec.model_validate_json(json.dumps(upgraded))

@@ -285,9 +285,7 @@ def from_saved(saved: Mapping[str, Any]) -> TrainRecipe:
 
     Raises ValidationError, a ValueError, for what no recipe of now can have.
     """
-    return TrainRecipe.model_validate_json(
-        json.dumps(removed_keys.upgrade(saved, TrainRecipe.model_json_schema()))
-    )
+    return TrainRecipe.model_validate_json(json.dumps(removed_keys.upgrade(saved, TrainRecipe)))
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vidcurate.errors import RecipeError
 from vidcurate.recipe import removed_keys
-from vidcurate.recipe.removed_keys import branches
+from vidcurate.recipe.removed_keys import branches, schema_of
 
 
 class Recipe(BaseModel):
@@ -53,7 +53,7 @@ def _dotted(path: Sequence[str | int]) -> str:
 
 def _nodes(model: type[BaseModel], path: Sequence[str | int]) -> list[Mapping[str, Any]]:
     """Return the parts of the model's JSON schema that hold the last part of `path`."""
-    schema = model.model_json_schema()
+    schema = schema_of(model)
     definitions = schema.get("$defs", {})
     nodes = [*branches(schema, definitions)]
     for part in path[:-1]:

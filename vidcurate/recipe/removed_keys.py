@@ -6,7 +6,10 @@ drops those that changed no number, or that have the default that is now the onl
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
+
+from pydantic import BaseModel
 
 ANY = "any value"
 """as a default: the key changed no number, so a saved recipe may have any value of it"""
@@ -207,11 +210,15 @@ def message(models: frozenset[str], key: str) -> str:
     return found[0] if found else ""
 
 
-def upgrade(document: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a saved recipe with the keys of now; what has another meaning now stays, to be refused.
+@cache
+def schema_of(model: type[BaseModel]) -> Mapping[str, Any]:
+    """Return the JSON Schema of a recipe's model; to make that of a training takes 16 ms."""
+    return model.model_json_schema()
 
-    `schema` is the JSON Schema of the recipe's model.
-    """
+
+def upgrade(document: Any, model: type[BaseModel]) -> Any:
+    """Return a saved recipe with the keys of now; what has another meaning now stays, to be refused."""
+    schema = schema_of(model)
     return _upgraded(document, [schema], schema.get("$defs", {}))
 
 

@@ -146,7 +146,7 @@ def read_config(source: Path) -> STDiT3Config | None:
         recipe = checkpoint.read_state(source.parent).get("recipe")
         if not isinstance(recipe, dict) or not isinstance(recipe.get("model"), dict):
             raise CheckpointError(f"{source.parent}: its state.json has no recipe of a model.")
-        model = removed_keys.upgrade(recipe["model"], ModelSpec.model_json_schema())
+        model = removed_keys.upgrade(recipe["model"], ModelSpec)
         spec = ModelSpec.model_validate_json(json.dumps(model))
         return STDiT3Config.model_validate(spec.model_dump() | _widths(source))
     if not path.is_file():

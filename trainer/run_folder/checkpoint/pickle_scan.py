@@ -9,6 +9,7 @@ Source: CPython's `pickletools`, `Modules/_pickle.c`.
 
 import pickle
 import pickletools
+from functools import lru_cache
 
 from trainer.run_folder.checkpoint.pickle_stack import PickleStack
 
@@ -46,6 +47,7 @@ _PLAIN = {  # opcodes whose argument needs no look
 }
 
 
+@lru_cache(maxsize=8)  # a resume reads the metadata of each part of its checkpoint several times
 def require_bounded(data: bytes) -> None:
     """Raise UnpicklingError for a pickle that is cut, or asks for more memory or time than it has bytes."""
     at, count, size = 0, 0, len(data)

@@ -8,6 +8,7 @@ rule should also require a confidence (`forbidden` alone would reject short Engl
 
 import importlib.metadata
 import importlib.util
+from functools import cache
 from typing import Any
 
 import polars as pl
@@ -24,23 +25,26 @@ def is_installed() -> bool:
     return importlib.util.find_spec("py3langid") is not None
 
 
+@cache
+def _identifier() -> Any:
+    """Load the model, 0.4 s, when the first caption needs it."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
 def score() -> TextScore:
     """Return the score of COLUMNS. Raises InputError when py3langid is not installed."""
     if not is_installed():
         raise InputError("language: py3langid is not installed. Run `pip install 'vidcurate[language]'`.")
     engine = f"py3langid@{importlib.metadata.version('py3langid')}"
-    loaded: list[Any] = []
 
     def measure(captions: pl.Series) -> pl.DataFrame:
-        if not loaded:
-            from py3langid.langid import MODEL_FILE, LanguageIdentifier
-
-            loaded.append(LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True))
         # A text without a letter has no language; the model would return its most frequent one.
         texts = captions.str.slice(0, _CHARACTERS)
         spoken = texts.is_not_null() & texts.str.contains(r"\p{L}")
         found = [
-            loaded[0].classify(text) if speaks else (None, None)
+            _identifier().classify(text) if speaks else (None, None)
             for text, speaks in zip(texts, spoken, strict=True)
         ]
         return pl.DataFrame(
