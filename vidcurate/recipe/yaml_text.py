@@ -107,12 +107,10 @@ def document(text: str, where: str) -> tuple[Any, dict[Path_, int]]:
     if len(text) > MOST_LETTERS:
         raise RecipeError(f"{where}: has {len(text):,} letters; a recipe has at most {MOST_LETTERS:,}.")
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None, found.lines
-        found.add(node, ())
-        return loader.construct_document(node), found.lines
+        node = yaml.compose(text, Loader=_Loader)
+        if node is not None:
+            found.add(node, ())
+        return yaml.load(text, Loader=_Loader), found.lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}:{mark.line + 1}" if mark else where

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import create_model
 
 from docs import generate
 from tests.trainer.shards_for_tests import SMOKE
@@ -147,10 +148,10 @@ def test_a_former_key_that_was_changed_stays_to_be_refused(monkeypatch: pytest.M
     monkeypatch.setitem(
         REMOVED, "Shape", {"order": Removed("gone", "rows"), "kind=old": Removed("", now="new")}
     )  # type: ignore[arg-type]
-    schema = {"title": "Shape", "properties": {"kind": {"type": "string"}}}
+    shape = create_model("Shape", kind=str)
 
-    assert upgrade({"order": "rows", "kind": "old"}, schema) == {"kind": "new"}
-    assert upgrade({"order": "columns", "kind": "odd"}, schema) == {"order": "columns", "kind": "odd"}
+    assert upgrade({"order": "rows", "kind": "old"}, shape) == {"kind": "new"}
+    assert upgrade({"order": "columns", "kind": "odd"}, shape) == {"order": "columns", "kind": "odd"}
 
 
 def test_the_keys_of_a_former_section_are_kept_in_the_section_around_it() -> None:
