@@ -16,7 +16,7 @@ from typing import Any
 
 from vidcurate.errors import MediaError, StorageError, VidcurateError
 from vidcurate.executor.shared_memory import SharedArray
-from vidcurate.loader.decode.decode_clip import MAX_GAP_BYTES, DecodeTask, decode
+from vidcurate.loader.decode.decode_clip import DecodeTask, decode
 from vidcurate.loader.decode.worker_pool import DecodePool
 from vidcurate.shards.index import Index
 from vidcurate.shards.remote_index import RemoteShards
@@ -25,13 +25,14 @@ from vidcurate.storage.object_store import Pause, sleep
 from vidcurate.storage.url_cache import key_of
 
 _TRIES = 5  # of a clip whose file the cache dropped before a worker read it
+_MAX_GAP_BYTES = 1 << 16  # between a clip's JSON and its video: fetched rather than asked for twice
 _OPEN_FILE = "/proc/{}/fd/{}"
 
 
 def _ranges(task: DecodeTask) -> list[tuple[int, int]]:
     """Return the ranges (first byte, size) of JSON and video: one range when they are adjacent."""
     gap = task.video_offset - task.json_offset - task.json_size
-    if 0 <= gap <= MAX_GAP_BYTES:
+    if 0 <= gap <= _MAX_GAP_BYTES:
         return [(task.json_offset, task.json_size + gap + task.video_size)]
     return [(task.json_offset, task.json_size), (task.video_offset, task.video_size)]
 

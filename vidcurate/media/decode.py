@@ -71,21 +71,16 @@ class _Wanted:
     place: int | None
     mirror: bool
     filled: int = 0
+    pixel_shape: float | None = None
     turn: ClipOrientation = field(default_factory=ClipOrientation)
 
     def put(self, frame: Any, number: int, slots: Sequence[int], stream: Any) -> None:
         if frame.is_corrupt and not self.accept_corrupt:
             raise MediaError(f"{self.name}: frame {number} is damaged.", kind="corrupt_frame")
         height, width = self.out.shape[1:3]
-        image = cover(
-            frame,
-            height,
-            width,
-            pixel_shape(stream),
-            self.turn.of(frame),
-            place=self.place,
-            mirror=self.mirror,
-        )
+        self.pixel_shape = self.pixel_shape or pixel_shape(stream)
+        turn = self.turn.of(frame)
+        image = cover(frame, height, width, self.pixel_shape, turn, place=self.place, mirror=self.mirror)
         for slot in slots:
             self.out[slot] = image
         self.filled += len(slots)
@@ -126,7 +121,7 @@ class _Wanted:
 
     def read(self, source: Path | bytes, frame_map: FrameMap | None, *, is_short: bool) -> None:
         """Fill `out` on the fast or the full path. Raises MediaError."""
-        self.filled, self.turn = 0, ClipOrientation()
+        self.filled, self.pixel_shape, self.turn = 0, None, ClipOrientation()
         with opened(source, is_brief=is_short) as (container, stream):
             try:
                 if frame_map is None:

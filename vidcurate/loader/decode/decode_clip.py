@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from typing import Any
 
 from vidcurate.errors import MediaError, ShardError, StorageError
@@ -20,7 +21,6 @@ _READ_TRIES = 4
 _SIDE = re.compile(  # English words
     r"\b(?:left|right)(?:s|most|wards?|-?hand(?:ed)?)?\b|\b(?:anti-?|counter-?)?clockwise\b", re.IGNORECASE
 )
-MAX_GAP_BYTES = 1 << 16  # between a clip's JSON and its video: read through rather than twice
 
 
 def mentions_left_or_right(caption: str) -> bool:
@@ -57,23 +57,18 @@ class DecodeTask:
         return self.num_frames * self.height * self.width * 3
 
 
-def _read(task: DecodeTask, offset: int, size: int) -> bytes:
-    """Return the bytes; retry a read error, then raise StorageError: no fallback clip hides bad storage."""
+def _read_parts(task: DecodeTask) -> tuple[bytes, bytes]:
+    """Return the clip's JSON and video.
+
+    Retry a read error, then raise StorageError: no fallback clip hides bad storage.
+    """
     for attempt in range(_READ_TRIES):
-        left = size
         try:
             with open(task.shard, "rb", buffering=0) as file:
-                file.seek(offset)
-                parts: list[bytes] = []
-                while left > 0 and (part := file.read(left)):
-                    parts.append(part)
-                    left -= len(part)
-            if left:
-                raise ShardError(
-                    f"{task.shard}: ends {left} bytes before clip {task.clip_id!r} does. "
-                    "Copy this shard again."
+                return (
+                    _read(file, task, task.json_offset, task.json_size),
+                    _read(file, task, task.video_offset, task.video_size),
                 )
-            return b"".join(parts)
         except OSError as error:
             if attempt + 1 == _READ_TRIES or isinstance(error, FileNotFoundError):
                 raise StorageError(
@@ -83,16 +78,18 @@ def _read(task: DecodeTask, offset: int, size: int) -> bytes:
     raise AssertionError("unreachable")
 
 
-def _read_parts(task: DecodeTask) -> tuple[bytes, bytes]:
-    """Return the clip's JSON and video, in one read when they are adjacent."""
-    gap = task.video_offset - task.json_offset - task.json_size
-    if 0 <= gap <= MAX_GAP_BYTES:
-        data = _read(task, task.json_offset, task.json_size + gap + task.video_size)
-        return data[: task.json_size], data[task.json_size + gap :]
-    return (
-        _read(task, task.json_offset, task.json_size),
-        _read(task, task.video_offset, task.video_size),
-    )
+def _read(file: FileIO, task: DecodeTask, offset: int, size: int) -> bytes:
+    file.seek(offset)
+    parts: list[bytes] = []
+    left = size
+    while left > 0 and (part := file.read(left)):
+        parts.append(part)
+        left -= len(part)
+    if left:
+        raise ShardError(
+            f"{task.shard}: ends {left} bytes before clip {task.clip_id!r} does. Copy this shard again."
+        )
+    return b"".join(parts)
 
 
 def caption_of(facts: Mapping[str, Any], name: str) -> str:
