@@ -309,7 +309,7 @@ def run_build_shards(
         progress(summary.rows_kept, summary.rows_kept, "clips")
         return summary
     if not videos.is_dir():
-        raise InputError(f"{videos}: no such folder of videos.")
+        raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
     plan = make_plan(run, stage, spec, videos=videos, is_unprobed_allowed=is_unprobed_allowed)
     as_probed = is_as_probed(run, videos)
     try:

@@ -81,7 +81,7 @@ def _printable(path: str) -> str:
 def list_folder(root: Path) -> Listing:
     """List the folder `root` with sizes. Raises InputError when it is not a folder or cannot be read."""
     if not root.exists():
-        raise InputError(f"{root}: no such folder of videos.")
+        raise InputError(f"{root}: no such folder of videos. Give the folder with --videos.")
     if not root.is_dir():
         raise InputError(f"{root}: is a file; the folder that holds the videos is needed.")
     real = root.resolve()
