@@ -90,7 +90,7 @@ def test_ids_that_occur_twice_are_refused_before_anything_is_written(folder: Pat
 
 
 def test_a_missing_table_folder_or_clip_is_said_in_one_line(folder: Path) -> None:
-    with pytest.raises(InputError, match="no such folder of videos. Give the folder with --videos"):
+    with pytest.raises(InputError, match=r"no such folder of videos\. Give the folder with --videos"):
         run_build_shards(folder / "run", SMALL, videos=folder / "nowhere", out=folder / "shards")
     make_run(folder, [row | {"is_kept": False} for row in rows()])
     with pytest.raises(StageError, match="none of its 40 clips is kept"):
