@@ -74,6 +74,16 @@ def age(measured: str, command: str) -> str:
     return "?" if found is None else "code changed" if found else ""
 
 
+def _named(word: str) -> str:
+    """Return a word of a command; a place of this machine as FOLDER or FILE."""
+    return word if not os.path.isabs(word) else "FOLDER" if os.path.isdir(word) else "FILE"
+
+
+def command() -> str:
+    """Return the command that runs, without the places of this machine."""
+    return " ".join(["python", os.path.relpath(sys.argv[0]), *map(_named, sys.argv[1:])])
+
+
 def row(
     metric: str,
     value: float,
@@ -97,7 +107,7 @@ def row(
         "ratio": float(f"{ratio:.4g}"),
         "goal": goal,
         "hardware": hardware or cpu(),
-        "command": "python " + " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": command(),
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
     }

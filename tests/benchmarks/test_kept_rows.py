@@ -87,6 +87,21 @@ def test_each_kind_of_copy_has_its_recall_beside_the_peers(monkeypatch: pytest.M
         assert together[key] == pytest.approx(sum(row[key] for row in bars) / len(bars), abs=1e-4)
 
 
+def test_a_kept_command_names_no_place_of_the_machine_that_measured(
+    rows: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ["--clips", str(tmp_path), "--kept", str(tmp_path / "a.npz"), "demo/train", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "benchmarks/twins.py"), *words])
+
+    assert rows.row("a", 1, "s", peer="b", peer_value=2)["command"] == (
+        "python benchmarks/twins.py --clips FOLDER --kept FILE demo/train --rounds 1"
+    )
+    for path in sorted((ROOT / "benchmarks/results").glob("*.json")):
+        for entry in json.loads(path.read_text()):
+            assert not re.search(r"(^|[ =])(/|~|\.\./)", entry["command"]), path.name
+
+
 def test_the_code_of_a_row_is_its_script_and_what_this_uses(code: ModuleType) -> None:
     tables = code.code_of("python benchmarks/tables.py --rows 10")
     assert next(iter(tables)) == "benchmarks/tables.py"

@@ -71,7 +71,7 @@ class _Wanted:
     place: int | None
     mirror: bool
     filled: int = 0
-    pixel_shape: float | None = None
+    pixel_shape: float | None = None  # known once a frame is decoded
     turn: ClipOrientation = field(default_factory=ClipOrientation)
 
     def put(self, frame: Any, number: int, slots: Sequence[int], stream: Any) -> None:

@@ -48,6 +48,7 @@ class FrameScorer(Protocol):
 def aggregates(name: str, values: Sequence[float]) -> Columns:
     """Return `name`_min, _mean, _median, _max and _first of `values`; nulls when there are none."""
     numbers = np.asarray(values, dtype=np.float64)
+    # Those of `schema.AGGREGATES`, which a worker does not import: polars is 50 MB in each.
     found: dict[str, Callable[[], float]] = {
         "min": numbers.min,
         "mean": numbers.mean,

@@ -35,7 +35,7 @@ SCORES: dict[str, Callable[[FramesSpec], FrameScorer]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipFile:
-    """Clip as passed to the workers. None means the start or the end of the file."""
+    """File of a clip and its interval. None means the start or the end of the file."""
 
     path: str
     start_seconds: float | None = None

@@ -95,7 +95,7 @@ def run_frames(
     library, StageError for missing parts, StorageError.
     """
     require_libraries()
-    from vidcurate.curation.frame_scores.scorers import score_clip
+    from vidcurate.curation.frame_scores.scorers import score_clip  # needs OpenCV
 
     download.require(videos)
     previous = table.previous_stage(run, "frames")

@@ -160,7 +160,7 @@ def run_split_scenes(
     StorageError.
     """
     require_libraries()
-    from vidcurate.curation.scenes.detect import detect
+    from vidcurate.curation.scenes.detect import detect  # needs OpenCV
 
     if out.suffix not in _TABLES:
         raise InputError(f"{out}: unknown suffix {out.suffix!r}. Use {', '.join(_TABLES)}.")
