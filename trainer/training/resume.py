@@ -22,6 +22,7 @@ from trainer.run_folder.checkpoint import checkpoint, checksum, part_metadata, p
 from trainer.training.guard import history
 from trainer.training.optim import adamw
 from trainer.training.optim import ema as optim_ema
+from trainer.training.saved_state import require_form
 from trainer.training.state import Origin, StartReport, TrainState
 from vidcurate.errors import CheckpointError, InputError, RecipeError, StateError
 from vidcurate.sampler.order_state import FLAGS
@@ -85,6 +86,7 @@ def _fill(
     if not is_verified:
         checkpoint.verify(path, world=world)
     saved = checkpoint.read_state(path)
+    require_form(saved, path)
     averages = tuple(state.power_averages.tensors) if state.power_averages else ()
     check_fits(saved, model, state.masters.optimizer_name, averages, path)
     if averages:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -217,10 +218,41 @@ def test_a_damaged_latest_without_a_checkpoint_is_refused(half_run: Path) -> Non
     assert (half_run / "LATEST").read_text() == "step-00000002\n"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("checksums", {"model": -1, "ema": {}, "optimizer": []}, r"checksums\.model"),
+        ("checksums", {"model": "0"}, "checksums: has no ema"),
+        ("checksums", None, "checksums"),
+        ("recipe", [], "recipe"),
+        ("recipe", {"model": 3}, r"recipe\.model"),
+        ("loader", {"step": "two"}, r"loader\.step"),
+        ("step", -2, "step"),
+        ("stage_step", 1e300, "stage_step"),
+        ("lr", "0.1", "lr"),
+        ("optimizer_updates", [2], "optimizer_updates"),
+        ("guard", {"memory": {"cells": {"a|b": [None]}}}, r"the guard's state .*memory\.cells\.a|b\.0"),
+        ("guard", {"memory": {"weight": [1]}}, r"the guard's state .*memory\.weight"),
+    ],
+)
+def test_a_forged_state_is_refused_in_one_line(
+    shards: Path, half_run: Path, capfd: pytest.CaptureFixture[str], key: str, value: object, where: str
+) -> None:
+    state = half_run / "step-00000002" / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), key: value}))
+    reseal(state.parent)
+
+    assert trainer_command.main(command_words(shards, half_run, *SHORT)) == 1
+
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "state.json" in line]
+    assert re.search(where, line)
+
+
 def test_a_newer_format_is_no_damage(shards: Path, short_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(short_run, tmp_path / "run")
     manifest = run / "step-00000004" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 99'))
+    newer = {**json.loads(manifest.read_text()), "format": 99, "versions": {"vidcurate": "9.0"}}
+    manifest.write_text(json.dumps(newer))
 
     words = command_words(shards, run, *SHORT)
     assert trainer_command.main(words) == 2

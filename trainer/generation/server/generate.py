@@ -92,12 +92,8 @@ class Generator:
             raise Refused(400, str(error)) from error
         check_pixels(spec.num_frames, spec.height, spec.width, self.limits)
         _, *shape = video_encoder(encoding.video).latent_shape(spec.num_frames, spec.height, spec.width)
-        check_tokens(
-            math.prod(
-                -(-size // patch) for size, patch in zip(shape, encoding.model.patch_size, strict=True)
-            ),
-            self.limits,
-        )
+        patches = [-(-size // patch) for size, patch in zip(shape, encoding.model.patch_size, strict=True)]
+        check_tokens(math.prod(patches), patches[0], self.limits)
         return spec
 
     def prepare(self, asked: dict[str, Any]) -> dict[str, Any]:

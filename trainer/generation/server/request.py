@@ -35,6 +35,7 @@ class Limits:
     max_queue: int = 4
     max_pixels: int = 102 * 720 * 1280
     max_tokens: int = 131_072
+    max_frame_tokens: int = 16_384  # a request can end before an attention call, not within one
     time_limit_seconds: float = 600.0
 
 
@@ -153,7 +154,14 @@ def check_pixels(num_frames: int, height: int, width: int, limits: Limits) -> No
         )
 
 
-def check_tokens(num_tokens: int, limits: Limits) -> None:
-    """Raise Refused, 413, for a clip of more tokens than the limit."""
+def check_tokens(num_tokens: int, num_frames: int, limits: Limits) -> None:
+    """Raise Refused, 413, for more tokens than the limit, in the clip or in one of its latent frames."""
     if num_tokens > limits.max_tokens:
         raise Refused(413, f"the clip has {num_tokens} tokens; the limit is {limits.max_tokens}.")
+    of_frame = num_tokens // num_frames
+    if of_frame > limits.max_frame_tokens:
+        raise Refused(
+            413,
+            f"a frame has {of_frame} tokens, which attend to each other at once; the limit is "
+            f"{limits.max_frame_tokens}.",
+        )

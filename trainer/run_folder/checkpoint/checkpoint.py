@@ -42,6 +42,7 @@ from vidcurate.storage import atomic_file, regular_file
 from vidcurate.storage.checksum import sha256_file
 
 FORMAT = 2
+_OLD_FORMATS = (1,)
 PARTS = ("model", "ema", "optimizer")
 HASHING_THREADS = 4  # hashing releases the GIL
 
@@ -186,13 +187,18 @@ def _json_file(path: Path) -> dict[str, Any]:
 
 
 def _check_format(path: Path, manifest: dict[str, Any]) -> None:
-    found = manifest.get("format", 0)
+    found = manifest.get("format")
     if found == FORMAT:
         return
     versions = manifest.get("versions")
     version = versions.get("vidcurate", "?") if isinstance(versions, dict) else "?"
+    if found not in _OLD_FORMATS and (type(found) is not int or found < FORMAT or version == __version__):
+        raise CheckpointError(
+            f"{path / 'manifest.json'}: is damaged: its format is {found!r}, and vidcurate {version} writes "
+            f"{FORMAT}. Copy the checkpoint again."
+        )
     by = f"format {found}, written by vidcurate {version}"
-    if isinstance(found, int) and found < FORMAT:
+    if found in _OLD_FORMATS:
         raise CheckpointFormatError(
             f"{path}: has {by} before its first release; this is {__version__}, which reads format {FORMAT}. "
             "Train it again, or take its model.safetensors with --ckpt-path."
@@ -245,9 +251,23 @@ def verify(path: Path, only: Sequence[str] = PARTS, world: World = ALONE) -> dic
         mine = list(needed)[world.rank :: world.size]
         with ThreadPoolExecutor(HASHING_THREADS) as pool:
             list(pool.map(_check_file, [path / name for name in mine], [needed[name] for name in mine]))
+        if world.is_first:
+            _check_shards_are_listed(path, only, needed)
         return _json_file(path / "manifest.json")
 
     return mesh.run_on_all_ranks(check, world)[0]
+
+
+def _check_shards_are_listed(path: Path, only: Sequence[str], listed: Mapping[str, object]) -> None:
+    """Raise CheckpointError for a file with tensors that the manifest does not list: its hash is unknown."""
+    for part in only:
+        places = part_metadata.read_metadata(path / part).storage_data.values()
+        for name in sorted({f"{part}/{one.relative_path}" for one in places}):
+            if name not in listed:
+                raise CheckpointError(
+                    f"{path / 'manifest.json'}: does not list {name}, which holds tensors of the checkpoint. "
+                    "Copy the checkpoint again."
+                )
 
 
 def check_sizes(path: Path, only: Sequence[str]) -> None:

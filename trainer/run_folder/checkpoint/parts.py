@@ -9,6 +9,7 @@ a tensor that is not sharded. The same tensors over the same ranks give the same
 """
 
 import io
+import pickle
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from torch.futures import Future
 from trainer.distributed import mesh
 from trainer.distributed.mesh import World
 from trainer.run_folder.checkpoint.part_metadata import METADATA, read_metadata
+from trainer.run_folder.checkpoint.tensor_slice import require_tensor
 from vidcurate.errors import CheckpointError
 from vidcurate.storage import stored_zip
 
@@ -79,7 +81,7 @@ class _Planner(DefaultSavePlanner):
 
 
 class _Reader(FileSystemReader):
-    """torch's reader, which unpickles `.metadata` without running code, and inflates no tensor."""
+    """torch's reader, which unpickles `.metadata` without running code, and tensors alone from slices."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         metadata = read_metadata(Path(self.path))
@@ -87,7 +89,7 @@ class _Reader(FileSystemReader):
         return metadata
 
     def _slice_file(self, file: Any, sinfo: _StorageInfo) -> Any:
-        stored_zip.require_stored(stored_zip.Slice(file, sinfo.offset, sinfo.length), sinfo.length)
+        require_tensor(stored_zip.Slice(file, sinfo.offset, sinfo.length), sinfo.length)
         return super()._slice_file(file, sinfo)
 
 
@@ -197,7 +199,7 @@ def fill(wanted: Mapping[str, Tensor], folder: Path) -> None:
     check_kinds(kinds(wanted), stored_kinds(folder), str(folder))
     try:
         dcp_load(dict(wanted), storage_reader=_Reader(folder), no_dist=True)
-    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+    except (CheckpointException, OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
         text = _cause(error) if isinstance(error, CheckpointException) else str(error).partition("\n")[0]
         raise CheckpointError(f"{folder}: cannot be read ({text}).") from error
 

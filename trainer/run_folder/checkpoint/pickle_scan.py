@@ -9,6 +9,7 @@ Source: CPython's `pickletools`, `Modules/_pickle.c`.
 
 import pickle
 import pickletools
+from collections.abc import Set
 from functools import lru_cache
 
 from trainer.run_folder.checkpoint.pickle_stack import PickleStack
@@ -50,6 +51,16 @@ _PLAIN = {  # opcodes whose argument needs no look
 @lru_cache(maxsize=8)  # a resume reads the metadata of each part of its checkpoint several times
 def require_bounded(data: bytes) -> None:
     """Raise UnpicklingError for a pickle that is cut, or asks for more memory or time than it has bytes."""
+    scan(data, _REFUSED)
+
+
+def require_bounded_tensor(data: bytes) -> None:
+    """Check a tensor's pickle, whose storage is a persistent id, as `require_bounded` does."""
+    scan(data, _REFUSED - {"BINPERSID"})
+
+
+def scan(data: bytes, refused: Set[str]) -> None:
+    """Walk the opcodes of a pickle; raise UnpicklingError for those refused and for what is unbounded."""
     at, count, size = 0, 0, len(data)
     actions = PickleStack().actions
     while at < size:
@@ -57,8 +68,8 @@ def require_bounded(data: bytes) -> None:
         at += 1
         count += 1
         name = _NAMES.get(code)
-        if name is None or name in _REFUSED:
-            raise pickle.UnpicklingError(f"byte {at - 1} holds {name or code}, which no metadata has")
+        if name is None or name in refused:
+            raise pickle.UnpicklingError(f"byte {at - 1} holds {name or code}, which torch never writes")
         start = at
         plain = _PLAIN.get(code)
         at = _behind_argument(data, at, name, _ARGUMENT_BYTES[code], count) if plain is None else at + plain

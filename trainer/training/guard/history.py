@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidcurate.errors import CheckpointError
+from vidcurate.storage import json_shape
 
 CELL_VALUES = 32  # losses kept per bucket and timestep bin
 SCORES = 64  # step scores kept per bucket, and over all clips
@@ -121,26 +122,17 @@ def from_json(kept: dict[str, Any] | None) -> GuardState:
 
     Raises CheckpointError for other values.
     """
+    if not kept:
+        return GuardState()
     try:
-        return _from_json(kept) if kept else GuardState()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
+        state = json_shape.parse(json.dumps(kept).encode(), GuardState)
+        if missing := {one.name for one in fields(StageHistory)} - kept.get("memory", {}).keys():
+            raise ValueError(f"memory: has no {min(missing)}")
+        return state
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"state.json: the guard's state cannot be read ({reason}). Take another checkpoint."
+            f"state.json: the guard's state cannot be read ({error}). Take another checkpoint."
         ) from error
-
-
-def _from_json(kept: dict[str, Any]) -> GuardState:
-    past = dict(kept["memory"])
-    past["smoothed"] = {name: Smoothed(**values) for name, values in past["smoothed"].items()}
-    past["loud"] = [(int(step), float(z)) for step, z in past["loud"]]
-    past["weight"] = tuple(past["weight"]) if past["weight"] else None
-    return GuardState(
-        memory=StageHistory(**{each.name: past[each.name] for each in fields(StageHistory)}),
-        rollbacks=rollbacks_from(kept["rollbacks"]),
-        scales=tuple((int(first), int(last), float(factor)) for first, last, factor in kept["scales"]),
-        counts=dict(kept["counts"]),
-    )
 
 
 def rollbacks_from(kept: Sequence[dict[str, Any]]) -> tuple[Rollback, ...]:

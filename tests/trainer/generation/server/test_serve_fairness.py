@@ -92,6 +92,13 @@ def test_what_cannot_be_done_is_refused_while_the_queue_is_full(run: Path) -> No
     shutil.rmtree(half_copied)
 
 
+def test_a_frame_whose_attention_would_outlast_the_time_limit_is_refused(run: Path) -> None:
+    asked = {"prompt": "x", "num_frames": 1, "height": 2880, "width": 2880, "steps": 1}
+    with listening(run, Limits()) as port:
+        found = ask(port, "POST", "/generate", asked)
+    assert (found.code, "a frame has 129600 tokens" in found.error()) == (413, True)
+
+
 @pytest.mark.parametrize("size", [100_000, 20_000_000])
 def test_a_large_body_gets_its_413(size: int) -> None:
     gate = threading.Event()

@@ -60,7 +60,10 @@ DAMAGES = {
         "an entry of `files`",
     ),
     "no versions": (lambda c: edit(c / "manifest.json", format=99, versions=None), "has format 99"),
-    "newer": (lambda c: edit(c / "manifest.json", format=99), "has format 99.*Upgrade vidcurate"),
+    "newer": (
+        lambda c: edit(c / "manifest.json", format=99, versions={"vidcurate": "9.0"}),
+        "has format 99.*Upgrade vidcurate",
+    ),
     "older": (lambda c: edit(c / "manifest.json", format=1), "has format 1.*reads format 2. Train it again"),
     "unlisted": (lambda c: edit(c / "manifest.json", files={}), r"does not list model/\.metadata"),
     "latest nowhere": (
@@ -142,3 +145,33 @@ def test_a_damaged_pointer_is_one_short_line_that_names_a_checkpoint(run: Path, 
     ) as caught:
         pointer.latest(run)
     assert len(str(caught.value)) < 600
+
+
+def test_no_flipped_bit_of_a_manifest_makes_it_one_of_another_version(run: Path) -> None:
+    manifest = run / "step-00000100" / "manifest.json"
+    data = manifest.read_bytes()
+    found: list[type[CheckpointError]] = []
+    for place in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        manifest.write_bytes(changed)
+        try:
+            checkpoint.listed_files(manifest.parent)
+        except CheckpointError as error:
+            found.append(type(error))
+    assert set(found) == {CheckpointError}  # never that of another version, which ends a run
+    assert len(found) > len(data)
+
+
+@pytest.mark.parametrize("part", ["model", "ema", "optimizer"])
+def test_tensors_in_a_file_that_the_manifest_does_not_list_are_refused(run: Path, part: str) -> None:
+    manifest = run / "step-00000100" / "manifest.json"
+    files = json.loads(manifest.read_text())["files"]
+    del files[f"{part}/__0_0.distcp"]
+    edit(manifest, files=files)
+    flip(manifest.parent / part / "__0_0.distcp")
+
+    with pytest.raises(CheckpointError, match=rf"manifest\.json: does not list {part}/__0_0\.distcp"):
+        checkpoint.read_part(manifest.parent, part)
+    with pytest.raises(CheckpointError, match="does not list"):
+        checkpoint.verify(manifest.parent)
