@@ -1,4 +1,4 @@
-"""First packets of a video: their bytes, and whether pictures may lead."""
+"""Packets of a video before its index: first ones, leading and hidden ones."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Any
 
 import av
 
+from vidcurate.media.coded_units.hidden_pictures import hides_all
 from vidcurate.media.coded_units.leading_pictures import LeadingPictures
-from vidcurate.media.container import opened, packets_of
+from vidcurate.media.container import codec_of, opened, packets_of
 
 # Containers whose header has an index of every packet; of others all packets must be read.
 INDEXED = {"mov", "avi"}
@@ -16,12 +17,16 @@ TIMED = {"mov", "matroska"}
 _MOST_PACKET_BYTES = 1 << 24
 
 
+def _packet_offset(container: Any, entry: Any) -> int:
+    """Return the offset of the packet's bytes that an entry of the header's index names."""
+    # AVI's entries name the chunk, whose head is its four letters and its size.
+    return int(entry.pos) + (8 if container.format.name == "avi" else 0)
+
+
 def _indexed_packet(path: Path, container: Any, entry: Any) -> bytes:
     """Return the bytes of the packet that an entry of the header's index names. Raises OSError."""
-    # AVI's entries name the chunk, whose head is its four letters and its size.
-    head_bytes = 8 if container.format.name == "avi" else 0
     with path.open("rb") as file:
-        file.seek(entry.pos + head_bytes)
+        file.seek(_packet_offset(container, entry))
         return file.read(min(entry.size, _MOST_PACKET_BYTES))
 
 
@@ -37,6 +42,27 @@ def first_packet_of(path: Path, container: Any, stream: Any) -> bytes:
         for packet in packets_of(again, again.streams[stream.index]):
             return bytes(packet)
     return b""
+
+
+def hidden_packets_of(path: Path, container: Any, stream: Any) -> set[int]:
+    """Return the numbers of the index's packets that hold only hidden pictures.
+
+    Such pictures are VP8's and VP9's. It reads a byte of each packet, and those packets whole that begin
+    with a hidden picture. Raises OSError.
+    """
+    codec = codec_of(stream)
+    hidden: set[int] = set()
+    if codec not in ("vp8", "vp9"):
+        return hidden
+    with path.open("rb", buffering=0) as file:
+        for number, entry in enumerate(stream.index_entries):
+            file.seek(_packet_offset(container, entry))
+            first = file.read(1)
+            if entry.size and hides_all(codec, first):
+                rest = file.read(min(entry.size, _MOST_PACKET_BYTES) - 1)
+                if hides_all(codec, first + rest):
+                    hidden.add(number)
+    return hidden
 
 
 def may_begin_open(path: Path, container: Any, stream: Any) -> bool:

@@ -11,6 +11,7 @@ import av
 from vidcurate.errors import MediaError
 from vidcurate.media import matroska, mp4_boxes, mp4_samples
 from vidcurate.media.coded_units import display_orientation
+from vidcurate.media.coded_units.field_pictures import FieldPairs
 from vidcurate.media.coded_units.units import CODECS
 from vidcurate.media.container import codec_of, opened
 from vidcurate.media.first_packets import first_packet_of, may_begin_open
@@ -29,7 +30,8 @@ class Header:
     its height as coded), then the rotation. `codec` and `audio_codec` name codecs, `audio_decoder` the
     decoder, which FFmpeg's messages name. `is_trimmed`: an edit list hides frames that `num_frames` counts.
     `counts_shown_frames`: false there, for AVI, whose `num_frames` counts frame times, dropped frames too,
-    and where leading pictures may not decode. `is_picture`: the file is HEIF or AVIF. None means that the
+    where leading pictures may not decode, and where packets may be fields (H.264) or hidden pictures (VP8,
+    VP9). `is_picture`: the file is HEIF or AVIF. None means that the
     header has no value.
     """
 
@@ -98,6 +100,8 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         width, height = height, width
     audio = container.streams.audio[0] if container.streams.audio else None
     decoder = audio.codec_context.name if audio is not None and audio.codec_context is not None else None
+    is_uncounted = is_trimmed or family == "avi" or codec_of(stream) in ("vp8", "vp9")
+    is_uncounted = is_uncounted or FieldPairs(stream).may_occur or may_begin_open(path, container, stream)
     has_duration = container.duration and (num_frames or not stream.frames)
     return Header(
         container=family,
@@ -112,7 +116,7 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         fps=float(stream.average_rate) if stream.average_rate else None,
         num_frames=num_frames,
         is_trimmed=is_trimmed,
-        counts_shown_frames=not (is_trimmed or family == "avi" or may_begin_open(path, container, stream)),
+        counts_shown_frames=not is_uncounted,
         is_picture=container.metadata.get("major_brand") in _PICTURE_BRANDS,
         is_encrypted=is_encrypted,
         duration_seconds=duration or (container.duration / av.time_base if has_duration else None),

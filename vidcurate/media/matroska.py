@@ -165,8 +165,8 @@ def _degrees(data: FileBytes, pose: dict[int, tuple[int, int]], name: int) -> fl
 def rotation_degrees(data: FileBytes) -> int:
     """Return the clockwise rotation (0, 90, 180, 270) that shows the first video track upright.
 
-    FFmpeg reads the same: the roll of the track's projection, counter-clockwise, unless a yaw of half a turn
-    mirrors the picture. Raises OSError.
+    FFmpeg reads the same: the roll of the track's projection, counter-clockwise. A yaw of half a turn mirrors
+    the picture: it is the display matrix of an MP4 with its first column negated. Raises OSError.
     """
     size = data.size
     ebml = _head(data, 0, size)
@@ -188,7 +188,7 @@ def rotation_degrees(data: FileBytes) -> int:
             roll, yaw = _degrees(data, pose, _ROLL), _degrees(data, pose, _YAW)
             if not math.isfinite(roll):
                 return 0
-            return round((roll if abs(yaw) == 180 else -roll) / 90) * 90 % 360
+            return round((180 - roll if abs(yaw) == 180 else -roll) / 90) * 90 % 360
     return 0
 
 

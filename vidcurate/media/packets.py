@@ -18,7 +18,7 @@ from vidcurate.media.coded_units.hidden_pictures import hides_all
 from vidcurate.media.coded_units.leading_pictures import LeadingPictures
 from vidcurate.media.container import codec_of, opened, packets_of
 from vidcurate.media.display_times import are_guessed
-from vidcurate.media.first_packets import INDEXED, TIMED, may_begin_open
+from vidcurate.media.first_packets import INDEXED, TIMED, hidden_packets_of, may_begin_open
 from vidcurate.media.frame_map import FrameMap
 from vidcurate.storage.file_window import FileBytes
 
@@ -27,7 +27,7 @@ from vidcurate.storage.file_window import FileBytes
 SEEKABLE = {"mov", "avi", "matroska", "flv"}
 # An AVI whose entries end before this share of its header's count has no index at its end.
 _LEAST_INDEXED_SHARE = 0.95
-_FAST_CLOCK_OF_MP4 = 5000  # ticks/s, as its clock may be the rate of a slow-motion camera
+_FAST_CLOCK_OF_OTHERS = 5000  # ticks/s, as MP4's clock may be the rate of a slow-motion camera
 FAST_CLOCK = 500  # ticks/s; no clip of Matroska has a frame each tick of such a clock
 
 
@@ -35,14 +35,14 @@ FAST_CLOCK = 500  # ticks/s; no clip of Matroska has a frame each tick of such a
 class PacketIndex:
     """Video packets that a player would show, counted without decoding.
 
-    `num_hidden` counts the packets that an edit list hides. `end_offset_bytes` is the end of the file by its
+    `num_hidden` counts the packets of a header's index that an edit list hides, or their codec (VP8, VP9).
+    `end_offset_bytes` is the end of the file by its
     index or header (None when absent); an end beyond the real one proves a truncation. `num_missing_frames`
     counts holes in otherwise even times, None when the times are uneven or unknown; `num_repeated_times`
     counts packets with the same time as another. `num_second_fields` counts
     the packets that complete a frame of two fields (`field_pictures`). `has_times`: false when a
     packet has none, or when packets are one tick apart on a fast clock, as muxers write that know none.
-    `has_unseen`: a header's index counts packets, and whether
-    one holds only hidden pictures (VP8, VP9) shows in its bytes alone. `num_leading` counts the
+    `num_leading` counts the
     leading pictures that do not decode (`leading_pictures`); the other counts leave them out.
     `has_open_start`: the first key frame may have leading pictures. `num_ticks`
     (AVI) counts the frame times up to the last packet, dropped frames too, as AVI's header does. `was_read`:
@@ -61,7 +61,6 @@ class PacketIndex:
     num_repeated_times: int
     num_second_fields: int = 0
     has_times: bool = True
-    has_unseen: bool = False
     num_leading: int = 0
     has_open_start: bool = False
     num_ticks: int | None = None
@@ -71,19 +70,29 @@ class PacketIndex:
 
 
 def _from_entries(
-    entries: Any, base: Fraction | None, end: int | None, shown: NDArray[np.int64] | None
+    entries: Any,
+    base: Fraction | None,
+    end: int | None,
+    shown: NDArray[np.int64] | None,
+    unseen: set[int],
 ) -> PacketIndex:
-    """Return the index by the header's entries; `shown` holds the display times where they are known."""
+    """Return the index by the header's entries, of which no player shows those numbered in `unseen`.
+
+    `shown` holds the display times where they are known.
+    """
     timestamps: list[int] = []
     keys = hidden = 0
     for number, entry in enumerate(entries):
-        if entry.is_discard:  # an edit list hides it
+        if entry.is_discard or number in unseen:
             hidden += 1
         else:
             timestamps.append(entry.timestamp if shown is None else int(shown[number]))
             keys += entry.is_keyframe
     has_times = not _is_tick_by_tick(timestamps, base, "mov" if shown is not None else "")
-    return _index(timestamps, keys, base if has_times else None, end, num_hidden=hidden, has_times=has_times)
+    found = _index(timestamps, keys, base if has_times else None, end, num_hidden=hidden, has_times=has_times)
+    # A hidden picture may take up a time between those of the shown ones, where no frame is missing.
+    missing = found.num_missing_frames
+    return replace(found, num_missing_frames=max(0, missing - len(unseen))) if missing else found
 
 
 def _is_shown(packet: Any, codec: str) -> bool:
@@ -135,8 +144,8 @@ def _from_packets(container: Any, stream: Any, end: int | None) -> PacketIndex:
 
 def _is_tick_by_tick(timestamps: list[int], base: Fraction | None, family: str) -> bool:
     """Return whether a muxer that knew no times made the packets one tick of a fast clock apart."""
-    least = FAST_CLOCK if family == "matroska" else _FAST_CLOCK_OF_MP4
-    if family not in TIMED or not base or 1 / base < least or len(timestamps) < 3:
+    least = FAST_CLOCK if family == "matroska" else _FAST_CLOCK_OF_OTHERS
+    if family not in (*TIMED, "mpegts") or not base or 1 / base < least or len(timestamps) < 3:
         return False
     return bool(np.median(np.diff(np.sort(timestamps))) <= 1)
 
@@ -238,8 +247,9 @@ def _header_index(path: Path, container: Any, stream: Any) -> PacketIndex | None
         ticks = max(entry.timestamp for entry in entries) + 1
         if ticks < _LEAST_INDEXED_SHARE * stream.frames:
             return None
-    found = _from_entries(entries, stream.time_base, _indexed_end(container, stream), shown)
-    return replace(found, has_unseen=codec_of(stream) in ("vp8", "vp9"), num_ticks=ticks)
+    unseen = hidden_packets_of(path, container, stream)
+    found = _from_entries(entries, stream.time_base, _indexed_end(container, stream), shown, unseen)
+    return replace(found, num_ticks=ticks)
 
 
 def _indexed_end(container: Any, stream: Any) -> int | None:

@@ -1,6 +1,7 @@
 """Headers of real files: the codec's own name, the display rotation, and the size as displayed."""
 
 import os
+import struct
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -45,6 +46,33 @@ def test_the_header_turns_as_the_decoder_does(make_video: Make, name: str, degre
     assert header.rotation_degrees == turned == degrees
     assert (header.width, header.height) == ((64, 96) if degrees % 180 else (96, 64))
     assert (header.coded_width, header.coded_height) == (96, 64)
+
+
+@pytest.mark.parametrize(("a", "b", "c", "d"), [
+    (-1, 0, 0, 1), (1, 0, 0, -1), (0, 1, 1, 0), (0, -1, -1, 0), (0, 1, -1, 0), (-1, 0, 0, -1),
+])  # fmt: skip
+def test_a_mirrored_clip_has_the_same_rotation_in_mp4_and_matroska(
+    make_video: Make, tmp_path: Path, a: int, b: int, c: int, d: int
+) -> None:
+    path, copy = make_video("clip.mp4", num_frames=4), tmp_path / "copy.mkv"
+    data = bytearray(path.read_bytes())
+    matrix_at = data.index(b"tkhd") + 4 + 40  # ISO/IEC 14496-12, 8.3.2, version 0
+    data[matrix_at : matrix_at + 20] = struct.pack(">5i", a << 16, b << 16, 0, c << 16, d << 16)
+    path.write_bytes(data)
+    with av.open(os.fspath(path)) as before, av.open(os.fspath(copy), "w") as after:
+        stream = after.add_stream_from_template(before.streams.video[0])
+        for packet in before.demux(before.streams.video[0]):
+            if packet.size:
+                packet.stream = stream
+                after.mux(packet)
+
+    turned = []
+    for one in (path, copy):
+        with av.open(os.fspath(one)) as container:
+            turned.append(-int(next(container.decode(video=0)).rotation) % 360)
+
+    assert [read_header_and_index(one)[0].rotation_degrees for one in (path, copy)] == turned
+    assert turned[0] == turned[1]
 
 
 @pytest.mark.parametrize(("suffix", "degrees"), [("mp4", 0), ("mp4", 90), ("mkv", 0), ("mkv", 270)])

@@ -1,4 +1,4 @@
-"""Slice of a `.distcp` file with one tensor: check its pickle and sizes before torch loads it.
+"""Slice of a `.distcp` file: check that it is one bounded tensor before reading.
 
 torch's reader of weights runs no code of a pickle, but sets no bounds: `bytearray(3_000_000_000)` takes ten
 bytes, a tuple of 45 levels that each hold the one before twice takes 2^45 steps as the key of a dict, and of

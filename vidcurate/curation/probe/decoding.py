@@ -18,7 +18,6 @@ import numpy as np
 
 from vidcurate.curation.probe.payload import checker
 from vidcurate.media.coded_units.field_pictures import FieldPairs
-from vidcurate.media.coded_units.hidden_pictures import hides_all
 from vidcurate.media.coded_units.leading_pictures import LeadingPictures
 from vidcurate.media.coded_units.units import I_SLICE, length_bytes_of, slice_types
 from vidcurate.media.container import codec_of, packets_of, reason_of
@@ -60,14 +59,13 @@ def listening() -> Iterator[Complaints]:
 class Decoded:
     """Result of reading and decoding; frames and packets are those of the video stream.
 
-    `num_hidden_packets` hold only pictures that no player shows. Of the `num_keys` key frames that are shown,
+    Of the `num_keys` key frames that are shown,
     `num_predicted_keys` refer to other pictures (H.264's intra refresh) behind an intra one and were not
     given to the decoder. `first_packet` and `first_frame` describe
     the first damaged one as text; `sha256` is the digest of the whole file.
     """
 
     num_packets: int = 0
-    num_hidden_packets: int = 0
     num_keys: int = 0
     num_predicted_keys: int = 0
     num_damaged_packets: int = 0
@@ -124,7 +122,6 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
             continue
         if packet.size:
             data = bytes(packet)
-            found.num_hidden_packets += hides_all(codec, data)
             odd = check(data) if check else None
             if odd or packet.is_corrupt:
                 found.num_damaged_packets += 1

@@ -32,7 +32,7 @@ from vidcurate.media.first_packets import INDEXED
 from vidcurate.storage import download
 from vidcurate.storage.checksum import sha256_file
 
-VERSION = 4  # of the facts: facts of another version are computed again
+VERSION = 5  # of the facts: facts of another version are computed again
 
 # I/O errors that a retry may solve.
 TRANSIENT = {
@@ -182,25 +182,40 @@ def _header_columns(header: headers.Header) -> Facts:
 
 
 def _shown_fps(path: Path, header: headers.Header, stream: Any) -> float | None:
-    """Return the header's frame rate, halved where FFmpeg took it from packets that hold a field each."""
-    if header.fps is None or header.container in INDEXED or not FieldPairs(stream).may_occur:
+    """Return the header's frame rate, halved where FFmpeg took it from packets that hold a field each.
+
+    An index counts its packets: None where some of them are fields, or may be by their uneven times.
+    """
+    if header.fps is None or not FieldPairs(stream).may_occur:
         return header.fps
+    if header.container in INDEXED and _has_uneven_times(stream):
+        return None
     with suppress(av.FFmpegError), media_container.opened(path) as (again, first):
         packets_of = media_container.packets_of(again, first)
         pairs, times, is_second = FieldPairs(first), [], []
         for packet in itertools.islice((one for one in packets_of if one.size), 3):
             is_second.append(pairs.is_second(packet))
             times.append(packet.dts)
+        if header.container in INDEXED:
+            return None if any(is_second) else header.fps
         if is_second == [False, True, False] and None not in times:
             periods = float((times[2] - times[0]) * first.time_base) * header.fps
             return header.fps / 2 if 1.5 < periods < 2.5 else header.fps
     return header.fps
 
 
+def _has_uneven_times(stream: Any) -> bool:
+    """Return whether a step between packets of the header's index is twice as long as another."""
+    times = [entry.timestamp for entry in stream.index_entries]
+    steps = [after - before for before, after in itertools.pairwise(times)]
+    return bool(steps) and 2 * min(steps) <= max(steps)
+
+
 def _index_columns(header: headers.Header, index: packets.PacketIndex, size_bytes: int) -> Facts:
     fps = headers.frame_rate(header, index)
     duration = index.duration_seconds or header.duration_seconds
-    if not index.has_times and header.container in ("matroska", "mov"):  # their headers add up the ticks
+    # The headers of these add up the ticks, and FFmpeg those of a transport stream.
+    if not index.has_times and header.container in ("matroska", "mov", "mpegts"):
         duration = index.num_frames / fps if fps else None
     end = index.end_offset_bytes
     return {

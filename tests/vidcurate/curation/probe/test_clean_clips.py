@@ -111,28 +111,30 @@ def test_hidden_pictures_in_packets_of_their_own_are_not_missing(tmp_path: Path,
     for level in LEVELS:
         row = probe_file(str(path), level)
         assert (row["probe_status"], row["probe_findings"]) == ("ok", None), row["probe_problem"]
-        if level == "full" or not name.endswith("mp4"):
-            assert row["num_frames"] == 60
+        assert row["num_frames"] == row["num_frames_from_index"] == 60
+    assert row["num_frames_from_decode"] == 60
+    assert probe_file(str(path), "header")["num_frames"] is None
 
 
 def without_times(source: Path, target: Path) -> Path:
-    """Copy the packets into Matroska as a muxer does that knows no times: one tick (1 ms) apart."""
+    """Copy the packets as a muxer does that knows no times: one tick of its clock apart."""
     with av.open(os.fspath(source)) as given, av.open(os.fspath(target), "w") as output:
         stream = given.streams.video[0]
         copy = output.add_stream_from_template(stream)
         for number, packet in enumerate(part for part in given.demux(stream) if part.size):
             packet.stream = copy
             packet.pts = packet.dts = number
-            packet.time_base = Fraction(1, 1000)
+            packet.time_base = Fraction(1, 90_000 if target.suffix == ".ts" else 1000)
             packet.duration = 0
             output.mux(packet)
     return target
 
 
-def test_matroska_without_times_has_the_rate_of_its_header_and_a_note(
-    tmp_path: Path, make_video: Make
+@pytest.mark.parametrize("name", ["clip.mkv", "clip.ts"])
+def test_packets_without_times_have_the_rate_of_their_header_and_a_note(
+    tmp_path: Path, make_video: Make, name: str
 ) -> None:
-    path = without_times(make_video("clip.mp4", num_frames=48), tmp_path / "clip.mkv")
+    path = without_times(make_video("clip.mp4", num_frames=48), tmp_path / name)
 
     for level in LEVELS:
         row = probe_file(str(path), level)
@@ -202,6 +204,20 @@ def test_a_picture_in_an_mp4_is_noted(tmp_path: Path, make_video: Make, brand: b
     assert [found for _, found, _ in verdicts(path)] == ["still_image"] * 3
 
 
+@pytest.mark.parametrize("num_frames", [1, 12])
+def test_a_gif_is_a_still_image_where_it_has_one_picture(tmp_path: Path, num_frames: int) -> None:
+    with av.open(str(tmp_path / "clip.gif"), "w") as container:
+        stream: Any = container.add_stream("gif", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "rgb8"
+        for image in moving_square(num_frames):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode(None))
+    path = (tmp_path / "clip.gif").rename(tmp_path / "clip.mp4")
+
+    note = "still_image" if num_frames == 1 else None
+    assert verdicts(path) == [("ok", note, num_frames)] * 3
+
+
 def test_a_row_of_pictures_is_a_video_without_times(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     path.write_bytes(b"".join(encode.encode_image(image, "png") for image in moving_square(12)))
@@ -262,7 +278,39 @@ def test_two_fields_in_two_packets_are_one_frame_at_every_level(tmp_path: Path, 
     assert rows[0]["duration_seconds"] == pytest.approx(0.96)
 
 
-@pytest.mark.parametrize("name", ["clip.mts", "clip.mkv"])
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.mov"])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_an_mp4_of_fields_has_no_rate_and_no_count_by_its_header_alone(
+    tmp_path: Path, name: str, is_mixed: bool
+) -> None:
+    path = write_field_pictures(tmp_path / ("clip.mkv" if is_mixed else name), num_frames=24, gop=8)
+    if is_mixed:  # packets of one field after packets of two
+        path = with_frames_at_the_start(path, tmp_path / name, num_frames=8)
+
+    first, *rows = (probe_file(str(path), level) for level in ("header", *LEVELS))
+
+    assert first["num_frames"] is first["fps"] is None
+    assert [(row["num_frames"], row["fps"]) for row in rows] == [(24, pytest.approx(25.0))] * 3
+
+
+def with_frames_at_the_start(source: Path, target: Path, *, num_frames: int) -> Path:
+    """Copy field pictures; the first frames have both fields in one packet."""
+    with av.open(os.fspath(source)) as given, av.open(os.fspath(target), "w") as output:
+        stream = given.streams.video[0]
+        copy = output.add_stream_from_template(stream)
+        packets = [packet for packet in given.demux(stream) if packet.size]
+        while packets:
+            first = packets.pop(0)
+            joined = av.Packet(bytes(first) + (bytes(packets.pop(0)) if num_frames > 0 else b""))
+            joined.pts, joined.dts, joined.time_base = first.pts, first.dts, first.time_base
+            joined.duration = round(Fraction(1, 50) / first.time_base)
+            joined.stream, joined.is_keyframe = copy, first.is_keyframe
+            output.mux(joined)
+            num_frames -= 1
+    return target
+
+
+@pytest.mark.parametrize("name", ["clip.mts", "clip.mkv", "clip.mp4"])
 def test_interlaced_frames_in_one_packet_keep_the_rate_of_the_header(tmp_path: Path, name: str) -> None:
     with av.open(str(tmp_path / name), "w") as container:
         options = {"x264-params": "interlaced=1:bframes=2:log-level=none"}
