@@ -61,7 +61,6 @@ DAMAGES = {
 }
 READERS = {
     "levels.json": "report",
-    "funnel.json": "card",
     "reconcile.json": "report",
     "costs.jsonl": "report",
     "shards/manifest.json": "inspect",
@@ -206,11 +205,6 @@ def test_a_file_beside_a_table_has_the_shape_that_its_stage_writes(tmp_path: Pat
 
 
 FORGED = [
-    ("report", "funnel.json", (0, "rejected"), "3"),
-    ("card", "funnel.json", (0, "rejected"), None),
-    ("report", "funnel.json", (0, "kept"), [1]),
-    ("report", "funnel.json", (0, "rule"), -1e308),
-    ("report", "funnel.json", (0, "threshold"), True),
     ("report", "reconcile.json", ("missing_files", "count"), "many"),
     ("report", "reconcile.json", ("own_columns",), "12"),
     ("card", "reconcile.json", ("extra_files", "count"), -4),

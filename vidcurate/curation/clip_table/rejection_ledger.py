@@ -91,12 +91,17 @@ def replay_ledger(entries: pl.DataFrame) -> pl.Series:
 def read_ledger(run: Path) -> pl.LazyFrame:
     """Return RUN/ledger.parquet, lazily.
 
-    Raises StageError when no filter has been run, TableError for a damaged file.
+    Raises StageError when no filter has been run, or when one was killed between the ledger and its table,
+    TableError for a damaged file.
     """
     path = run / LEDGER
     if not path.exists():
         raise StageError(f"{path}: no ledger. Run `vidcurate filter {run}` first.")
-    table.provenance(path)
+    origin = table.provenance(path)
+    if origin.stage == "filter" and not table.is_up_to_date(table.stage_path(run, "filter"), origin):
+        raise StageError(
+            f"{path}: is not of the command that wrote filter.parquet. Run `vidcurate filter {run}` again."
+        )
     return pl.scan_parquet(path)
 
 

@@ -1,6 +1,6 @@
 """JSON file that a stage writes beside its table: read and checked.
 
-`levels.json`, `funnel.json`, `reconcile.json` and `dedup.json` are small, and have no hash. A reader answers
+`levels.json`, `reconcile.json` and `dedup.json` are small, and have no hash. A reader answers
 to one that is missing, cut, edited or of another form in one line.
 """
 

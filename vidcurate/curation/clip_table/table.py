@@ -32,6 +32,7 @@ from vidcurate.storage.checksum import sha256_file
 # What polars raises for a damaged Parquet file: its panics are no Exception.
 UNREADABLE = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError)
 _METADATA_KEY = "vidcurate"
+_JOURNALS = ("captions.jsonl", "costs.jsonl", "reviews.jsonl")  # what no command can write again
 _ROWS_PER_SLICE = 8192
 # By itself polars streams some 100,000 rows at once in each thread: fewer take less memory, and no more time.
 _STREAMED_ROWS = 32_768
@@ -164,14 +165,13 @@ def _check_fresh(run: Path, stage: str) -> None:
 
 def command_of(stage: str) -> str:
     """Return the name of the command that runs a stage."""
-    names = {
+    return {
         "split": "split-by-difficulty",
         "frames": "score-frames",
         "models": "score-models",
         "own_scores": "score-own",
         "ledger": "filter",
-    }
-    return names.get(stage, stage)
+    }.get(stage, stage)
 
 
 def damaged(run: Path) -> list[Path]:
@@ -332,8 +332,9 @@ def export(frame: pl.LazyFrame, path: Path) -> None:
     }
     if path.suffix not in writers:
         raise InputError(f"{path}: unknown suffix {path.suffix!r}. Use {', '.join(writers)}.")
-    if path.is_file() and table_checksum.has_own_bytes(path) is not None:
-        raise InputError(f"{path}: is the table of a stage, which a run needs. Name another file.")
+    is_journal = path.name in _JOURNALS and stage_path(path.parent, "ingest").exists()
+    if path.is_file() and (is_journal or table_checksum.has_own_bytes(path) is not None):
+        raise InputError(f"{path}: is a file of a stage, which a run needs. Name another file.")
     if path.suffix == ".csv":
         frame = frame.with_columns(
             _as_json(name) for name, dtype in frame.collect_schema().items() if dtype.is_nested()

@@ -7,13 +7,14 @@ before.
 """
 
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import polars as pl
 
-from vidcurate.curation.clip_table import rejection_ledger, run_lock, stage_json, table
+from vidcurate.curation.clip_table import rejection_ledger, run_lock, table
 from vidcurate.curation.clip_table.rejection_ledger import LEDGER
 from vidcurate.curation.filter.apply_reviews import (
     NO_REVIEWS,
@@ -33,6 +34,8 @@ from vidcurate.storage import atomic_file
 from vidcurate.storage.json_shape import Count
 
 FUNNEL = "funnel.json"
+_OF_FUNNEL = ("order", "rule", "stage", "threshold", "is_verdict")
+_LATER = ("split", rejection_ledger.BUILD)  # stages that add to the ledger
 _WORD = pl.Categorical()  # stages, rules, measures and thresholds in memory: 4 bytes instead of 16
 # Stages whose rejections are failures (a missing or broken clip), not choices.
 FAILING_STAGES = ("ingest", "probe", "caption", "frames", "models")
@@ -125,10 +128,10 @@ def apply_rules(
     )
 
 
-def funnel_of(reported: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
+def funnel_of(reported: pl.DataFrame, total: int) -> list[Funnel]:
     """Return the rules that rejected something, in their order, with the rows in and out of each."""
     firsts = (
-        reported.select("order", "rule", "stage", "threshold", "is_verdict")
+        reported.select(_OF_FUNNEL)
         .filter("is_verdict")
         .group_by("order", "rule")
         .agg(pl.len().alias("rejected"), pl.col("stage", "threshold").first())
@@ -148,7 +151,7 @@ def funnel_of(reported: pl.DataFrame, total: int) -> tuple[Funnel, ...]:
             )
         )
         left -= row["rejected"]
-    return tuple(steps)
+    return steps
 
 
 @run_lock.holding_run
@@ -175,7 +178,7 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
                 inputs={previous: digest.result(), **decided},
             )
 
-        is_there = all(path.exists() for path in (target, funnel_path, ledger_path))
+        is_there = all(path.exists() for path in (target, ledger_path))
         up_to_date = is_there and all(table.is_up_to_date(path, origin()) for path in (target, ledger_path))
         if not up_to_date:
             before = table.scan(run, previous)
@@ -188,17 +191,25 @@ def run_filter(run: Path, spec: FilterSpec, *, progress: Progress = no_progress)
                 every = pl.concat(parts[: 3 if changed else 2], how="horizontal")
             with table.writing(every, target, origin()):
                 table.write(_with_texts(reported).drop("row"), ledger_path, origin())
-                steps = [asdict(step) for step in funnel_of(reported, len(checked))]
-                atomic_file.write_json(funnel_path, steps)
                 progress(2, 3, "steps")
             progress(3, 3, "steps")
+    steps = read_funnel(run)
+    atomic_file.write_json(funnel_path, [asdict(step) for step in steps])
     listed = pl.Series(left_out_of(spec), dtype=pl.String).unique()
-    return _summary(target, funnel_path, up_to_date, listed, summarise_reviews(run, reviews))
+    return _summary(target, steps, up_to_date, listed, summarise_reviews(run, reviews))
 
 
 def read_funnel(run: Path) -> list[Funnel]:
-    """Return the rules of RUN/funnel.json, none where there is no such file. Raises TableError."""
-    return stage_json.read(run / FUNNEL, list[Funnel]) or []
+    """Return the funnel of the run's filter, computed from its ledger; none without a filter or ledger.
+
+    RUN/funnel.json is for other tools: it may be of a command that was killed. Raises StageError, TableError.
+    """
+    filtered = table.stage_path(run, "filter")
+    if not (filtered.exists() and (run / LEDGER).exists()):
+        return []
+    entries = rejection_ledger.read_ledger(run).filter(pl.col("stage").is_in(_LATER).not_())
+    total = pl.scan_parquet(filtered).select(pl.len()).collect().item()
+    return funnel_of(entries.select(_OF_FUNNEL).collect(), total)
 
 
 def _with_texts(frame: pl.DataFrame) -> pl.LazyFrame:
@@ -223,14 +234,13 @@ def check_limits(
 
 
 def _summary(
-    target: Path, funnel_path: Path, up_to_date: bool, listed: pl.Series, reviewed: dict[str, int]
+    target: Path, steps: Sequence[Funnel], up_to_date: bool, listed: pl.Series, reviewed: dict[str, int]
 ) -> FilterSummary:
     kept = pl.read_parquet(target, columns=["is_kept"])["is_kept"]
     left_out = {}
     if len(listed):
         of_table = pl.scan_parquet(target).select(pl.col("clip_id").is_in(listed.implode()).sum())
         left_out = {"listed": len(listed), "not_in_table": len(listed) - of_table.collect().item()}
-    steps = stage_json.require(funnel_path, list[Funnel])
     rejected = sum(step.rejected for step in steps)
     assert int(kept.sum()) + rejected == len(kept), "a row was lost"
     by_rule: dict[str, int] = {}

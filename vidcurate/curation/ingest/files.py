@@ -7,6 +7,7 @@ never opened. The listing does not follow links to folders, which could form cyc
 import hashlib
 import os
 import posixpath
+import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ VIDEO_SUFFIXES = tuple(
 )
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+_LINKED = (pl.String, pl.String, pl.Boolean, pl.Int64)
 _MOST_FOLDERS = 64  # folders below the root in which `better_root` looks
 
 
@@ -183,11 +185,13 @@ def match(paths: pl.DataFrame, listing: Listing, *, finds_by_name: bool) -> pl.D
     looked for with `finds_by_name`, and never among files that another row names by their path: that row's
     caption belongs to the file.
     """
+    paths = _through_links(paths.select("path", "leaves"), listing)
     wanted = paths.with_columns(pl.when(~pl.col("leaves")).then("path").alias("wanted"))
     files = listing.files.select("path", "size_bytes", pl.col("leaves").alias("link_leaves"))
     found = wanted.join(files, left_on="wanted", right_on="path", how="left", maintain_order="left")
     found = found.with_columns(by_name=pl.lit(False), is_ambiguous=pl.lit(False))
-    missing = pl.col("link_leaves").is_null() & ~pl.col("leaves")
+    found = found.with_columns(size_bytes=pl.coalesce("size_through_link", "size_bytes"))
+    missing = pl.col("link_leaves").is_null() & pl.col("size_through_link").is_null() & ~pl.col("leaves")
     below = files.filter(pl.col("path").str.contains("/", literal=True)) if finds_by_name else files.clear()
     if below.height and found.select(missing.any()).item():
         names = (
@@ -211,7 +215,7 @@ def match(paths: pl.DataFrame, listing: Listing, *, finds_by_name: bool) -> pl.D
             by_name=one.fill_null(False),
             is_ambiguous=(bare & (pl.col("homes") > 1)).fill_null(False),
         )
-    found = found.select(
+    return found.select(
         "path",
         "size_bytes",
         leaves=pl.col("leaves") | pl.col("link_leaves").fill_null(False),
@@ -219,7 +223,6 @@ def match(paths: pl.DataFrame, listing: Listing, *, finds_by_name: bool) -> pl.D
         by_name="by_name",
         is_ambiguous="is_ambiguous",
     )
-    return _through_links(found, listing) if listing.links else found
 
 
 # What two names may differ in and still be taken for each other by a person: words, and what removes it.
@@ -260,22 +263,29 @@ def near_names(missing: pl.DataFrame, extra: pl.Series) -> pl.Series:
     return near.select(pl.when(pl.col("file").is_not_null()).then(text)).to_series()
 
 
-def _through_links(found: pl.DataFrame, listing: Listing) -> pl.DataFrame:
-    """Match the rows whose path goes through a link to a folder, one by one: there are few."""
-    real = listing.root.resolve()
-    rows = found.to_dicts()
-    for row in rows:
-        path = row["path"]
-        if path is None or row["is_there"] or row["leaves"] or "\0" in path:
+def _through_links(paths: pl.DataFrame, listing: Listing) -> pl.DataFrame:
+    """Return `paths` with the real path of each file named through a link to a folder, one by one.
+
+    Adds size_through_link, null for all other rows: the listing may pass over the folder that a link names.
+    """
+    real, links = Path(os.path.realpath(listing.root)), set(listing.links)
+    found: list[tuple[str, str, bool, int | None]] = []
+    for path in paths.filter(~pl.col("leaves"))["path"].drop_nulls().unique():
+        if not any(path[: place.start()] in links for place in re.finditer("/", path)):
             continue
-        if any(path.startswith(link + "/") for link in listing.links):
-            target = (listing.root / path).resolve()
-            row["leaves"] = not target.is_relative_to(real)
-            if not row["leaves"] and target.is_file():
-                row["is_there"] = True
-                row["path"] = target.relative_to(real).as_posix()
-                row["size_bytes"] = target.stat().st_size
-    return pl.DataFrame(rows, schema=found.schema)
+        target = Path(os.path.realpath(listing.root / path))  # of a loop, a link: then there is no file
+        leaves = not target.is_relative_to(real)
+        if leaves or not target.is_file():
+            found.append((path, path, leaves, None))
+        else:
+            found.append((path, target.relative_to(real).as_posix(), False, target.stat().st_size))
+    names = ["path", "real_path", "goes_out", "size_through_link"]
+    known = pl.DataFrame(found, schema=dict(zip(names, _LINKED, strict=True)), orient="row")
+    return paths.join(known, on="path", how="left", maintain_order="left").select(
+        path=pl.coalesce("real_path", "path"),
+        leaves=pl.coalesce("goes_out", "leaves"),
+        size_through_link="size_through_link",
+    )
 
 
 def better_root(paths: Sequence[str], root: Path) -> Path | None:

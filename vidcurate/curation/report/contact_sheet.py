@@ -1,6 +1,7 @@
 """Contact sheets: choose sample clips, and embed a strip of three frames as JPEG."""
 
 import base64
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +142,8 @@ def _strip(path: Path, clip: Mapping[str, Any], frames: int) -> tuple[NDArray[np
 def inside(videos: Path, name: str) -> Path | None:
     """Return the file below `videos`, None when the name leaves the folder."""
     path = videos / name
-    return path if path.resolve().is_relative_to(videos.resolve()) else None
+    # realpath, as `resolve` raises RuntimeError for a link to itself before Python 3.13
+    return path if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(videos)) else None
 
 
 def card(clip: Mapping[str, Any], videos: Path | None, *, frames: int = FRAMES) -> Card:

@@ -178,7 +178,19 @@ def test_an_export_takes_the_place_of_a_file_and_never_of_a_stages_table(
 
     for _ in range(2):
         table.export(table.scan(tmp_path, "ingest") if not is_damaged else clips("a").lazy(), exported)
-    with pytest.raises(InputError, match=f"^{own}: is the table of a stage"):
+    with pytest.raises(InputError, match=f"^{own}: is a file of a stage"):
         table.export(clips("c").lazy(), own)
 
     assert len(own.read_bytes()) == len(whole)
+
+
+@pytest.mark.parametrize("name", ["captions.jsonl", "costs.jsonl", "reviews.jsonl"])
+def test_an_export_never_takes_the_place_of_what_a_run_has_written_down(tmp_path: Path, name: str) -> None:
+    table.export(clips("a").lazy(), tmp_path / name)  # no run is here
+    table.write(clips("a", "b"), tmp_path / "ingest.parquet", origin())
+    before = (tmp_path / name).read_bytes()
+
+    with pytest.raises(InputError, match=rf"{name}: is a file of a stage, which a run needs"):
+        table.export(clips("c").lazy(), tmp_path / name)
+
+    assert (tmp_path / name).read_bytes() == before

@@ -133,6 +133,34 @@ def test_links_that_run_in_a_circle_are_no_files_and_stop_nothing(tmp_path: Path
     assert row_of(frame, "loop")["ingest_problem"] == "missing_file"
 
 
+def test_a_loop_below_a_linked_folder_is_a_missing_file(tmp_path: Path, videos: Path) -> None:
+    (videos / "part" / "loop.mp4").symlink_to("loop.mp4")
+    (videos / "link").symlink_to("part")
+    names = ["a.mp4", "link/b.mp4", "link/loop.mp4", "link/loop.mp4/x.mp4"]
+    table = write_csv(tmp_path / "t.csv", OPENVID, [openvid_row(name) for name in names])
+
+    _, frame, _ = ingest(tmp_path / "run", table, videos=videos)
+
+    assert frame["ingest_problem"].to_list()[:4] == [None, None, "missing_file", "missing_file"]
+    assert frame["video_path"].to_list()[1] == "part/b.mp4"
+
+
+@pytest.mark.parametrize("folder", ["part", ".hidden"])
+def test_a_file_named_through_a_linked_folder_is_found_for_no_other_row(
+    tmp_path: Path, videos: Path, folder: str
+) -> None:
+    (videos / folder).mkdir(exist_ok=True)
+    (videos / folder / "only.mp4").write_bytes(b"x")
+    (videos / "link").symlink_to(folder)
+    rows = [openvid_row("only.mp4"), openvid_row("link/only.mp4")]
+    table = write_csv(tmp_path / "t.csv", OPENVID, rows)
+
+    _, frame, _ = ingest(tmp_path / "run", table, videos=videos)
+
+    assert frame["ingest_problem"].to_list()[:2] == ["missing_file", None]
+    assert frame["video_path"].to_list()[:2] == ["only.mp4", f"{folder}/only.mp4"]
+
+
 def test_no_path_that_leaves_the_folder_is_ever_opened(tmp_path: Path, videos: Path) -> None:
     (tmp_path / "secret.mp4").write_bytes(b"secret")
     outside = tmp_path / "outside"

@@ -103,7 +103,6 @@ def test_the_funnel_ends_with_the_clips_that_are_kept(run: Path) -> None:
 def test_what_the_split_drops_is_a_step_of_the_funnel(run: Path, demo: Path, tmp_path: Path) -> None:
     for stage in ("ingest", "probe", "score", "filter"):
         (tmp_path / f"{stage}.parquet").write_bytes((run / f"{stage}.parquet").read_bytes())
-    (tmp_path / "funnel.json").write_bytes((run / "funnel.json").read_bytes())
     split = run_split(tmp_path, SplitSpec(levels=2, drop_hardest=0.2))
     assert split.rows_dropped_here
 
@@ -156,7 +155,7 @@ def test_a_report_is_written_after_each_stage(run: Path, demo: Path, tmp_path: P
 
     assert all("No filter has been run yet" in words for words in pages[:3])
     assert not any("No filter has been run yet" in words for words in pages[3:])
-    # The funnel is counted from the table where funnel.json is not there.
+    # The funnel is counted from the table where the ledger is not there.
     assert "truncated" in pages[3]
     assert "Levels and jumps" in pages[4]
 
@@ -184,7 +183,6 @@ def test_one_name_in_two_stages_is_two_rules(tmp_path: Path) -> None:
         {"rule": "unreadable", "stage": "probe", "threshold": "ok", "rows_in": 4, "rejected": 2, "kept": 2},
         {"rule": "unreadable", "stage": "frames", "threshold": "ok", "rows_in": 2, "rejected": 1, "kept": 1},
     ]
-    (tmp_path / "funnel.json").write_text(json.dumps(steps))
     checked = table.scan(tmp_path, "filter")
 
     found = funnel.failures(checked, steps)

@@ -57,6 +57,13 @@ def test_damage_that_no_header_tells_is_seen_on_the_sheet(demo: Path) -> None:
     assert "of 3 wanted frames decoded" in card.why
 
 
+def test_a_link_to_itself_has_no_picture_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "loop.mp4").symlink_to("loop.mp4")
+    card = contact_sheet.card({"clip_id": "loop", "video_path": "loop.mp4"}, tmp_path)
+    assert card.image is None
+    assert card.why
+
+
 def test_a_path_that_leaves_the_folder_is_not_read(demo: Path, tmp_path: Path) -> None:
     clip = {"clip_id": "x", "num_frames": 4, "width": 64, "height": 64}
     name = next((demo / "videos").glob("*.webm")).name
