@@ -2,8 +2,6 @@
 
 torch's weights are zip archives of stored entries, and its reader inflates compressed ones, too: 6 MB of
 zeros compressed are 6 GB of memory. So an archive may have stored entries alone, whose sizes fit into it.
-torch's reader (miniz) finds the list of entries by the offsets at the archive's end, zipfile by its size, and
-miniz takes no account of letter case: an archive whose two readers would see other entries is refused.
 """
 
 import io
@@ -14,8 +12,6 @@ from typing import BinaryIO
 from vidcurate.storage import regular_file
 
 _BEGIN = b"PK"
-_END, _LOCATOR = b"PK\5\6", b"PK\6\7"
-_END_BYTES, _LOCATOR_BYTES, _RECORD_BYTES = 22, 20, 56
 ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError)
 """raised by zipfile: damage, an unknown version, a name marked as UTF-8 that is not UTF-8"""
 
@@ -57,40 +53,17 @@ def require_stored(file: BinaryIO | Slice, size: int) -> None:
     A file of another kind passes. Leaves the file at its start.
     """
     file.seek(0)
-    if file.read(len(_BEGIN)) != _BEGIN:
-        file.seek(0)
-        return
+    is_zip = file.read(len(_BEGIN)) == _BEGIN
     try:
-        archive = zipfile.ZipFile(file)
+        entries = zipfile.ZipFile(file).infolist() if is_zip else []
     except ZIP_ERRORS as error:
         raise ValueError(f"it is a damaged zip archive ({error})") from error
-    entries = archive.infolist()
-    if archive.start_dir != _directory_start(file, size):
-        raise ValueError("its list of entries is not where its end says")
-    if len({entry.filename.lower() for entry in entries}) < len(entries):
-        raise ValueError("two of its entries have one name")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError("an entry of it is compressed, which torch never writes")
     total = sum(entry.file_size for entry in entries)
     if total > size:
         raise ValueError(f"its entries hold {total:,} bytes, and it has {size:,}")
     file.seek(0)
-
-
-def _directory_start(file: BinaryIO | Slice, size: int) -> int:
-    """Return where an archive's end says that its list of entries starts; -1 for an end of another form.
-
-    Source: PKWARE's APPNOTE 6.3, 4.3.14 to 4.3.16.
-    """
-    file.seek(max(0, size - _END_BYTES - _LOCATOR_BYTES - _RECORD_BYTES))
-    tail = file.read()
-    end, locator = tail[-_END_BYTES:], tail[-_END_BYTES - _LOCATOR_BYTES : -_END_BYTES]
-    if not end.startswith(_END):
-        return -1
-    if not locator.startswith(_LOCATOR):
-        return int.from_bytes(end[16:20], "little")
-    is_before = int.from_bytes(locator[8:16], "little") == size - len(tail)
-    return int.from_bytes(tail[48:56], "little") if is_before else -1
 
 
 def require_stored_file(path: Path) -> None:

@@ -56,6 +56,7 @@ FORGED = {
     "memory behind the file": (larger_storage(TENSOR), "names 800 bytes of data, and has 12"),
     "no data": (with_entries(TENSOR, {}, but="archive/data/0"), "names 12 bytes of data, and has 0"),
     "a second pickle": (with_entries(TENSOR, {"archive/DATA.PKL": BYTEARRAY}), "have one name"),
+    "a comment at its end": (TENSOR[:-2] + b"\x03\x00 is", "not where its end says"),
     "another folder": (with_entries(TENSOR, {"b/data.pkl": BYTEARRAY}), "in 2 folders"),
     "an old form": (b"\x80\x02" + BYTEARRAY[2:], "no archive of a tensor"),
     "a dictionary": (saved({"a": torch.zeros(1)}), "holds no tensor"),
