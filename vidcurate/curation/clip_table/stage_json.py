@@ -1,7 +1,7 @@
 """JSON file that a stage writes beside its table: read and checked.
 
-`levels.json`, `reconcile.json` and `dedup.json` are small, and have no hash. A reader answers
-to one that is missing, cut, edited or of another form in one line.
+`levels.json`, `reconcile.json` and `dedup.json` are small, and have no hash. A reader answers to one that is
+missing, cut, edited or of another form in one line.
 """
 
 from pathlib import Path

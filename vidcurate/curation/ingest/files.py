@@ -268,6 +268,8 @@ def _through_links(paths: pl.DataFrame, listing: Listing) -> pl.DataFrame:
 
     Adds size_through_link, null for all other rows: the listing may pass over the folder that a link names.
     """
+    if not listing.links:
+        return paths.with_columns(size_through_link=pl.lit(None, dtype=pl.Int64))
     real, links = Path(os.path.realpath(listing.root)), set(listing.links)
     found: list[tuple[str, str, bool, int | None]] = []
     for path in paths.filter(~pl.col("leaves"))["path"].drop_nulls().unique():
