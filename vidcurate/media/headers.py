@@ -31,8 +31,7 @@ class Header:
     decoder, which FFmpeg's messages name. `is_trimmed`: an edit list hides frames that `num_frames` counts.
     `counts_shown_frames`: false there, for AVI, whose `num_frames` counts frame times, dropped frames too,
     where leading pictures may not decode, and where packets may be fields (H.264) or hidden pictures (VP8,
-    VP9). `is_picture`: the file is HEIF or AVIF. None means that the
-    header has no value.
+    VP9). `is_picture`: the file is HEIF or AVIF. None means that the header has no value.
     """
 
     container: str
@@ -100,8 +99,8 @@ def header_of(path: Path, container: Any, stream: Any) -> Header:
         width, height = height, width
     audio = container.streams.audio[0] if container.streams.audio else None
     decoder = audio.codec_context.name if audio is not None and audio.codec_context is not None else None
-    is_uncounted = is_trimmed or family == "avi" or codec_of(stream) in ("vp8", "vp9")
-    is_uncounted = is_uncounted or FieldPairs(stream).may_occur or may_begin_open(path, container, stream)
+    has_others = codec_of(stream) in ("vp8", "vp9") or FieldPairs(stream).may_occur
+    is_uncounted = is_trimmed or family == "avi" or has_others or may_begin_open(path, container, stream)
     has_duration = container.duration and (num_frames or not stream.frames)
     return Header(
         container=family,

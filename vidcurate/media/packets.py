@@ -81,18 +81,23 @@ def _from_entries(
     `shown` holds the display times where they are known.
     """
     timestamps: list[int] = []
+    unseen_at: list[int] = []
     keys = hidden = 0
     for number, entry in enumerate(entries):
+        at = entry.timestamp if shown is None else int(shown[number])
         if entry.is_discard or number in unseen:
             hidden += 1
+            unseen_at += [at] * (not entry.is_discard)
         else:
-            timestamps.append(entry.timestamp if shown is None else int(shown[number]))
+            timestamps.append(at)
             keys += entry.is_keyframe
     has_times = not _is_tick_by_tick(timestamps, base, "mov" if shown is not None else "")
-    found = _index(timestamps, keys, base if has_times else None, end, num_hidden=hidden, has_times=has_times)
-    # A hidden picture may take up a time between those of the shown ones, where no frame is missing.
-    missing = found.num_missing_frames
-    return replace(found, num_missing_frames=max(0, missing - len(unseen))) if missing else found
+    clock = base if has_times else None
+    found = _index(timestamps, keys, clock, end, num_hidden=hidden, has_times=has_times)
+    if not unseen_at:
+        return found
+    # The time of a hidden picture is no hole between those of the shown ones.
+    return replace(found, num_missing_frames=_index(timestamps + unseen_at, 0, clock, end).num_missing_frames)
 
 
 def _is_shown(packet: Any, codec: str) -> bool:

@@ -51,15 +51,15 @@ _PLAIN = {  # opcodes whose argument needs no look
 @lru_cache(maxsize=8)  # a resume reads the metadata of each part of its checkpoint several times
 def require_bounded(data: bytes) -> None:
     """Raise UnpicklingError for a pickle that is cut, or asks for more memory or time than it has bytes."""
-    scan(data, _REFUSED)
+    _scan(data, _REFUSED)
 
 
 def require_bounded_tensor(data: bytes) -> None:
     """Check a tensor's pickle, whose storage is a persistent id, as `require_bounded` does."""
-    scan(data, _REFUSED - {"BINPERSID"})
+    _scan(data, _REFUSED - {"BINPERSID"})
 
 
-def scan(data: bytes, refused: Set[str]) -> None:
+def _scan(data: bytes, refused: Set[str]) -> None:
     """Walk the opcodes of a pickle; raise UnpicklingError for those refused and for what is unbounded."""
     at, count, size = 0, 0, len(data)
     actions = PickleStack().actions

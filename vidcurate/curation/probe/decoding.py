@@ -59,9 +59,8 @@ def listening() -> Iterator[Complaints]:
 class Decoded:
     """Result of reading and decoding; frames and packets are those of the video stream.
 
-    Of the `num_keys` key frames that are shown,
-    `num_predicted_keys` refer to other pictures (H.264's intra refresh) behind an intra one and were not
-    given to the decoder. `first_packet` and `first_frame` describe
+    Of the `num_keys` key frames that are shown, `num_predicted_keys` refer to other pictures (H.264's intra
+    refresh) behind an intra one and were not given to the decoder. `first_packet` and `first_frame` describe
     the first damaged one as text; `sha256` is the digest of the whole file.
     """
 

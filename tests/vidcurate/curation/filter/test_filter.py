@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vidcurate.curation.clip_table import rejection_ledger, table
+from vidcurate.curation.clip_table import table
 from vidcurate.curation.filter import stage as filter_stage
 from vidcurate.curation.filter.spec import FilterSpec, Limit, OutlierRule, from_table
-from vidcurate.errors import ColumnError, RecipeError, StageError
+from vidcurate.errors import ColumnError, RecipeError
 from vidcurate.recipe import recipe
 
 SCHEMA = {
@@ -316,45 +316,3 @@ def test_every_row_is_kept_or_rejected_with_its_reason(
         .all()
     )
     assert sum(summary.by_rule.values()) == summary.rows_rejected
-
-
-def killed_before_the_table(run: Path, spec: FilterSpec) -> None:
-    """Leave the run as a filter does that is killed before it renames its table: a new ledger and funnel."""
-    before = (run / "filter.parquet").read_bytes()
-    filter_stage.run_filter(run, spec)
-    (run / "filter.parquet").write_bytes(before)
-
-
-def test_a_ledger_of_another_command_than_its_tables_is_refused_until_filter_has_run_again(
-    tmp_path: Path,
-) -> None:
-    run = scored(tmp_path, clip("a"), clip("b", noun_count=2), clip("c", noun_count=9))
-    low, high = (FilterSpec(limits={"noun_count": {"min": least}}) for least in (3, 7))
-    filter_stage.run_filter(run, low)
-    killed_before_the_table(run, high)
-
-    for read in (rejection_ledger.read_ledger, filter_stage.read_funnel):
-        with pytest.raises(StageError, match=rf"is not of the command .* Run `vidcurate filter {run}` again"):
-            read(run)
-
-    summary = filter_stage.run_filter(run, low)
-    assert (summary.rows_kept, summary.by_rule) == (2, {"min_noun_count": 1})
-    assert [step.rejected for step in filter_stage.read_funnel(run)] == [1]
-
-
-def test_a_funnel_file_of_another_command_is_shown_by_nothing_and_written_again(tmp_path: Path) -> None:
-    run = scored(tmp_path, clip("a"), clip("b", noun_count=2), clip("c", noun_count=9))
-    spec = FilterSpec(limits={"noun_count": {"min": 3}})
-    filter_stage.run_filter(run, spec)
-    funnel = (run / "funnel.json").read_bytes()
-    filter_stage.run_filter(tmp_path, FilterSpec(limits={"noun_count": {"min": 7}}))
-    other = (run / "funnel.json").read_bytes()
-    assert other != funnel
-    filter_stage.run_filter(run, spec)
-    (run / "funnel.json").write_bytes(other)
-
-    assert [step.rejected for step in filter_stage.read_funnel(run)] == [1]
-    summary = filter_stage.run_filter(run, spec)
-
-    assert (summary.up_to_date, summary.by_rule) == (True, {"min_noun_count": 1})
-    assert (run / "funnel.json").read_bytes() == funnel
