@@ -21,7 +21,7 @@ from blake3 import blake3
 
 from vidcurate import __version__
 from vidcurate.curation.clip_table import run_lock, table
-from vidcurate.curation.clip_table.rejection_ledger import record_unwritten
+from vidcurate.curation.clip_table.rejection_ledger import record_unwritten, unwritten
 from vidcurate.errors import InputError, ShardError, StorageError, counted
 from vidcurate.executor.map_clips import Progress, no_progress
 from vidcurate.executor.map_shards import in_processes, in_threads
@@ -310,6 +310,7 @@ def run_build_shards(
         return summary
     if not videos.is_dir():
         raise InputError(f"{videos}: no such folder of videos. Give the folder with --videos.")
+    unwritten(run)  # refuses a ledger of another command before anything is written
     plan = make_plan(run, stage, spec, videos=videos, is_unprobed_allowed=is_unprobed_allowed)
     as_probed = is_as_probed(run, videos)
     try:

@@ -181,9 +181,10 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         stage="split", settings=json.loads(spec.model_dump_json()), inputs={previous: table.digest(source)}
     )
     target, levels_path, ledger_path = table.stage_path(run, "split"), run / LEVELS, run / LEDGER
+    entries = rejection_ledger.read_ledger(run) if ledger_path.exists() else None
     if table.is_up_to_date(target, origin) and levels_path.exists() and (run / FRAGMENT).exists():
         summary = read_summary(levels_path)
-        if not ledger_path.exists() or summary.rows_dropped_here == _reported(run):
+        if entries is None or summary.rows_dropped_here == _num_reported(entries):
             return summary
     clips = table.scan(run, previous)
     rows, dropped = _drop(_rows(clips, spec, source), spec)
@@ -202,8 +203,8 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         summary, drawn = _measured(rows, draws, spec, total, len(dropped))
         atomic_file.write_json(levels_path, {"column": spec.column, **asdict(summary), "histograms": drawn})
         atomic_file.write_text(run / FRAGMENT, recipe_fragment(spec.levels, summary.ramps, spec))
-        if ledger_path.exists() and (len(dropped) or _reported(run)):
-            reported = _with_split(rejection_ledger.read_ledger(run).collect(), dropped, spec)
+        if entries is not None and (len(dropped) or _num_reported(entries)):
+            reported = _with_split(entries.collect(), dropped, spec)
             table.write(reported, ledger_path, table.provenance(ledger_path))
     progress(2, 2, "steps")
     return summary
@@ -246,9 +247,8 @@ def _measured(
     return summary, {"quantiles": QUANTILES, "columns": histograms(by_level)}
 
 
-def _reported(run: Path) -> int:
+def _num_reported(entries: pl.LazyFrame) -> int:
     """Count the split's rejections in the ledger (0 after the filter has run again)."""
-    entries = rejection_ledger.read_ledger(run)
     counted: int = entries.filter(pl.col("stage") == "split").select(pl.len()).collect().item()
     return counted
 
