@@ -3,14 +3,17 @@
 Nothing is decoded. What each container declares: MP4 the size of every box and an index of every packet;
 Matroska and WebM the size of Segment, clusters and blocks (a live stream only of blocks), and often a CRC-32
 of each cluster; AVI the size of its RIFF chunks; FLV the size of every tag, twice; a transport stream has
-packets of 188 bytes with four-bit counters. MPEG program and elementary streams declare nothing. A transport
+packets of 188 bytes with four-bit counters; its clock, and a program stream's, begins again where another
+movie follows. MPEG program and elementary streams declare no sizes. A transport
 stream cut between two packets, or a fragmented MP4 cut between two fragments, cannot be detected.
 
 Sources: ISO/IEC 14496-12, RFC 8794 and RFC 9559, the AVI RIFF reference, Adobe's FLV specification 10.1,
-ISO/IEC 13818-1 §2.4.3.
+ISO/IEC 13818-1 §2.4.3, §2.5.3 and ISO/IEC 11172-1 §2.4.3.
 """
 
+import re
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +32,8 @@ class Bounds:
 
     `cut` proves that the file was longer; `short`: a box declares more bytes than the file has, which some
     writers do wrongly. `trailing_bytes` follow the end of the container. `movie_seconds` is the duration in
-    an MP4's movie header, `second_movie_at` the offset at which another movie begins.
+    an MP4's movie header, `second_movie_at` the offset at which another movie begins; in MPEG streams, of
+    its first clock value.
     """
 
     cut: str | None = None
@@ -140,21 +144,52 @@ def _stride(data: FileBytes) -> tuple[int, int] | None:
     return None
 
 
-def _lost_counts(packets: NDArray[np.uint8], last: dict[int, int]) -> int:
-    """Return how often the four-bit counters of a transport stream jump; `last` goes from piece to piece."""
-    names = (packets[:, 1].astype(np.int64) & 0x1F) << 8 | packets[:, 2]
+_CLOCK_SLACK = 2250  # ticks of 45 kHz: a clock that goes back by less than 1/20 s does not begin again
+
+
+def _restarts(clocks: NDArray[np.int64], *, width: int) -> list[int]:
+    """Return the offsets at which a clock begins again, from rows of (clock's name, offset, value).
+
+    Values are 32 bits at 45 kHz, and may wrap. The median of `width` values counts (3: no damaged one).
+    """
+    found: list[int] = []
+    for name in np.unique(clocks[:, 0]):
+        _, offsets, values = clocks[clocks[:, 0] == name].T
+        if len(values) >= width:
+            steps = np.diff(values.astype(np.uint32), prepend=np.uint32(values[0])).view(np.int32)
+            windows = np.lib.stride_tricks.sliding_window_view(np.cumsum(steps, dtype=np.int64), width)
+            places = np.flatnonzero(np.diff(np.median(windows, axis=1)) < -_CLOCK_SLACK) + (width + 1) // 2
+            found += offsets[places].tolist()
+    return sorted(found)
+
+
+def _names(packets: NDArray[np.uint8]) -> NDArray[np.int64]:
+    return (packets[:, 1].astype(np.int64) & 0x1F) << 8 | packets[:, 2]
+
+
+def _clock_values(packets: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return rows of (stream, offset, value) of the packets of a transport stream that hold its clock."""
+    has_clock = (packets[:, 3] & 0x20 > 0) & (packets[:, 4] > 6) & (packets[:, 5] & 0x10 > 0)
+    values = packets[has_clock, 6:10].astype(np.int64) @ (1 << np.array([24, 16, 8, 0]))
+    return np.stack([_names(packets)[has_clock], offsets[has_clock], values], axis=1)
+
+
+def _count_jumps(packets: NDArray[np.uint8], last: dict[int, int], jumps: Counter[int]) -> None:
+    """Count in `jumps`, by stream, how often the four-bit counters of a transport stream jump.
+
+    `last` goes from piece to piece.
+    """
+    names = _names(packets)
     control = packets[:, 3] >> 4 & 3
     # An adaptation field may announce the jump (discontinuity_indicator).
     announced = (control & 2 > 0) & (packets[:, 4] > 0) & (packets[:, 5] & 0x80 > 0)
-    jumps = 0
     for name in np.unique(names).tolist():
         mine = (names == name) & (control & 1 > 0) & (name != 0x1FFF)
         counters = (packets[mine, 3] & 15).astype(np.int64)
         if len(counters):
             steps = np.diff(counters, prepend=last.get(name, counters[0])) % 16
-            jumps += int(((steps > 1) & ~announced[mine]).sum())  # a packet may be sent twice: 0
+            jumps[name] += int(((steps > 1) & ~announced[mine]).sum())  # a packet may be sent twice: 0
             last[name] = int(counters[-1])
-    return jumps
 
 
 def _transport(data: FileBytes, check_sums: bool) -> Bounds:
@@ -164,7 +199,9 @@ def _transport(data: FileBytes, check_sums: bool) -> Bounds:
     stride, sync = form
     count, rest = divmod(data.size, stride)
     last: dict[int, int] = {}
-    unsynced = flawed = jumps = tail = 0
+    jumps: Counter[int] = Counter()
+    clocks = [np.empty((0, 3), dtype=np.int64)]
+    unsynced = flawed = tail = at = 0
     for piece in data.pieces(0, count * stride, stride):
         packets = np.frombuffer(piece, dtype=np.uint8).reshape(-1, stride)[:, sync:]
         wrong = np.flatnonzero(packets[:, 0] != 0x47)
@@ -174,7 +211,12 @@ def _transport(data: FileBytes, check_sums: bool) -> Bounds:
         tail = len(packets) - 1 - int(right[-1]) if len(right) else tail + len(packets)
         packets = np.delete(packets, wrong, axis=0)
         flawed += int((packets[:, 1] & 0x80 > 0).sum())
-        jumps += _lost_counts(packets, last)
+        _count_jumps(packets, last, jumps)
+        clocks.append(_clock_values(packets, at + stride * right))
+        at += len(piece)
+    restarts = _restarts(np.concatenate(clocks), width=3)
+    # Every counter may jump where another movie begins.
+    lost = sum(max(0, count - len(restarts)) for count in jumps.values())
     partial = data[count * stride + sync : count * stride + sync + 1] if rest else b""
     is_cut = rest > 0 and tail == 0 and partial in (b"", b"\x47")
     broken = None
@@ -182,13 +224,34 @@ def _transport(data: FileBytes, check_sums: bool) -> Bounds:
         broken = f"{unsynced} of {count} transport packets do not begin with the sync byte"
     elif flawed:
         broken = f"{flawed} transport packets carry the error flag"
-    elif jumps:
-        broken = f"the counters of the transport packets jump {counted(jumps, 'time')}: packets are lost"
+    elif lost:
+        broken = f"the counters of the transport packets jump {counted(lost, 'time')}: packets are lost"
     return Bounds(
         cut=f"the last transport packet has {rest} of {stride} bytes" if is_cut else None,
         broken=broken,
         trailing_bytes=0 if is_cut else tail * stride + rest,
+        second_movie_at=min(restarts, default=None),
     )
+
+
+# Head of a pack of a program stream with its clock, and the bits in it that are always 1.
+_PACK = re.compile(rb"\0\0\x01\xba(.{5})", re.DOTALL)
+_MARKERS = 1 << 32 | 1 << 16 | 1
+
+
+def _program(data: FileBytes, check_sums: bool) -> Bounds:
+    clocks: list[tuple[int, int, int]] = []
+    at = 0
+    for piece in data.pieces(0, data.size):
+        for pack in _PACK.finditer(piece):
+            bits = int.from_bytes(pack[1], "big")
+            bits >>= 2 * (bits >> 38 == 1)  # MPEG-2 has two bits of its finer clock behind
+            if bits & _MARKERS == _MARKERS:
+                value = (bits >> 33 & 7) << 29 | (bits >> 17 & 0x7FFF) << 14 | (bits >> 2 & 0x3FFF)
+                clocks.append((0, at + pack.start(), value))
+        at += len(piece)
+    restarts = _restarts(np.array(clocks, dtype=np.int64).reshape(-1, 3), width=1)  # few packs
+    return Bounds(second_movie_at=min(restarts, default=None))
 
 
 _OF_FAMILY: dict[str, Callable[[FileBytes, bool], Bounds]] = {
@@ -197,6 +260,7 @@ _OF_FAMILY: dict[str, Callable[[FileBytes, bool], Bounds]] = {
     "avi": _avi,
     "flv": _flv,
     "mpegts": _transport,
+    "mpeg": _program,
 }
 
 

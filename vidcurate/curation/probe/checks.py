@@ -3,6 +3,8 @@
 Each function adds its findings to the file's facts; `examine` decides which of them run.
 """
 
+from dataclasses import replace
+
 from vidcurate.curation.probe.bounds import Bounds
 from vidcurate.curation.probe.decoding import Complaints, Decoded
 from vidcurate.curation.probe.findings import Facts
@@ -17,6 +19,34 @@ _LARGEST_COUNT_DIFFERENCE = 0.05
 _LEAST_AVI_SHARE = 0.25
 # H.264's decoder reports so that a picture before the start of a copy is released.
 _LEADING_COMPLAINT = "mmco: unref short failure"
+
+
+def are_joined(header: headers.Header, bounds: Bounds) -> bool:
+    """Return whether FFmpeg reads another movie behind the first, whose times begin again."""
+    return bounds.second_movie_at is not None and header.container in ("matroska", "mpegts", "mpeg")
+
+
+def without_useless_times(
+    index: packets.PacketIndex, header: headers.Header, bounds: Bounds
+) -> packets.PacketIndex:
+    """Return the index without times where they begin again, are ticks (FLV) or equal.
+
+    With B-frames, equal decoding times give a few display times; the header then promises more.
+    """
+    spanned, count = index.duration_seconds or 0.0, index.num_frames
+    are_ticks = header.container == "flv" and count > 2 and count >= packets.FAST_CLOCK * spanned
+    is_short = spanned < _SHORTEST_SHARE * (header.duration_seconds or 1.0)
+    are_equal = is_short and 2 * index.num_repeated_times > count
+    if not (are_joined(header, bounds) or are_ticks or are_equal):
+        return index
+    return replace(
+        index,
+        has_times=False,
+        duration_seconds=None,
+        is_variable_fps=False,
+        num_missing_frames=None,
+        num_repeated_times=0,
+    )
 
 
 def check_index(
@@ -56,8 +86,8 @@ def check_index(
     is_picture = header.container.endswith("_pipe") or header.container == "image2" or header.is_picture
     if (is_picture or header.container == "gif") and index.num_frames <= 1:
         found["still_image"] = f"the file is a picture ({header.codec})"
-    elif is_picture or not index.has_times:
-        found["no_timestamps"] = "the packets have no times, or are one tick apart"
+    elif is_picture or not (index.has_times or are_joined(header, bounds)):
+        found["no_timestamps"] = "the packets have no times, or are one tick apart or all at one time"
     if index.num_missing_frames:
         found["timestamp_gaps"] = f"{counted(index.num_missing_frames, 'frame')} missing between the others"
     if index.num_repeated_times:

@@ -95,10 +95,13 @@ def _span(times: list[int], base: Any) -> float | None:
     return float((float(stamps[-1] - stamps[0]) + usual) * float(base))
 
 
-def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> Decoded:
+def decode(
+    path: Path, container: Any, stream: Any, *, keyframes_only: bool, is_joined: bool = False
+) -> Decoded:
     """Read all packets of an opened file and decode its key frames, or all of its video and sound.
 
-    Damage is counted, never raised. Raises OSError.
+    Damage is counted, never raised. FFmpeg's mark of a packet does not count where movies are joined: it
+    marks the jump between them. Raises OSError.
     """
     found = Decoded(sha256=sha256_file(path))
     streams = [stream]
@@ -122,7 +125,7 @@ def decode(path: Path, container: Any, stream: Any, *, keyframes_only: bool) -> 
         if packet.size:
             data = bytes(packet)
             odd = check(data) if check else None
-            if odd or packet.is_corrupt:
+            if odd or (packet.is_corrupt and not is_joined):
                 found.num_damaged_packets += 1
                 word = odd or "the container marks it as damaged"
                 found.first_packet = found.first_packet or f"packet {found.num_packets}: {word}"

@@ -15,13 +15,20 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import av
 
 from vidcurate.curation.probe.bounds import family_of, read_bounds
-from vidcurate.curation.probe.checks import check_complaints, check_decode, check_index
+from vidcurate.curation.probe.checks import (
+    are_joined,
+    check_complaints,
+    check_decode,
+    check_index,
+    without_useless_times,
+)
 from vidcurate.curation.probe.decoding import Decoded, decode, listening
 from vidcurate.curation.probe.findings import REJECTING, Facts, verdict
 from vidcurate.errors import MediaError
@@ -32,7 +39,7 @@ from vidcurate.media.first_packets import INDEXED
 from vidcurate.storage import download
 from vidcurate.storage.checksum import sha256_file
 
-VERSION = 5  # of the facts: facts of another version are computed again
+VERSION = 6  # of the facts: facts of another version are computed again
 
 # I/O errors that a retry may solve.
 TRANSIENT = {
@@ -123,6 +130,7 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
                 return facts | {"fps": _shown_fps(path, header, stream)}
             bounds = read_bounds(path, header.container, check_sums=task.level in ("keyframes", "full"))
             index = packets.index_of(path, container, stream)
+            index = without_useless_times(index, header, bounds)
             facts |= _index_columns(header, index, size_bytes)
             facts["level"] = "index"
             check_index(facts, header, index, bounds, size_bytes)
@@ -130,13 +138,12 @@ def _climbed(path: Path, size_bytes: int, task: Task) -> Facts:
             if task.level == "index" or verdict(facts, task.rejecting)[0] != "ok":
                 return _named(facts, path)
             keyframes_only = task.level == "keyframes"
-            if not index.was_read:
-                found = decode(path, container, stream, keyframes_only=keyframes_only)
-            else:
-                found = None
+            is_joined = are_joined(header, bounds)
+            read = partial(decode, path, keyframes_only=keyframes_only, is_joined=is_joined)
+            found = None if index.was_read else read(container, stream)
         if found is None:
             with listening() as heard, media_container.opened(path) as (container, stream):
-                found = decode(path, container, stream, keyframes_only=keyframes_only)
+                found = read(container, stream)
         has_times = index.has_times and index.num_ticks is None  # the decoder guesses those of AVI
         facts |= _decode_columns(found, keyframes_only=keyframes_only, has_times=has_times)
         facts["level"] = task.level
@@ -212,10 +219,11 @@ def _has_uneven_times(stream: Any) -> bool:
 
 
 def _index_columns(header: headers.Header, index: packets.PacketIndex, size_bytes: int) -> Facts:
-    fps = headers.frame_rate(header, index)
+    has_rate = index.has_times or header.container != "mov"  # an MP4 has only that of its times
+    fps = headers.frame_rate(header, index) if has_rate else None
     duration = index.duration_seconds or header.duration_seconds
-    # The headers of these add up the ticks, and FFmpeg those of a transport stream.
-    if not index.has_times and header.container in ("matroska", "mov", "mpegts"):
+    # The headers of these add up the ticks, and FFmpeg those of MPEG streams.
+    if not index.has_times and header.container in ("matroska", "mov", "flv", "mpegts", "mpeg"):
         duration = index.num_frames / fps if fps else None
     end = index.end_offset_bytes
     return {
