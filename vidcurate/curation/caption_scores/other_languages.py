@@ -4,8 +4,9 @@ A caption is not English when most of its letters are of another script than the
 are not English, or, where the languages have been detected, when a language other than English is likely.
 
 Words are English when the built-in noun counter knows them, and speak for another language when they are
-among its function words (_FUNCTION_WORDS), or unknown and not capitalised: names say nothing. A caption with
-too few of them to decide stays English. docs/nouns.md has what this finds and misses.
+among its function words (_FUNCTION_WORDS), or unknown and not capitalised: names say nothing. Fewer of these
+are enough where no function word is English. A caption with too few of them to decide stays English.
+docs/nouns.md has what this finds and misses.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from vidcurate.curation.caption_scores import language, nouns, nouns_builtin
 from vidcurate.curation.caption_scores.text_scores import TextScore
 
-RULES = "words-1"  # a new name when the same captions are decided otherwise
+RULES = "words-2"  # a new name when the same captions are decided otherwise
 SETTING = "caption_language"  # in a table's provenance: what named the languages
 
 # None of 8,000 English captions (4,000 dense, 4,000 short) is called anything else with 0.8.
@@ -43,6 +44,23 @@ och ett som av det är til den till för att og er på af med ei ja je
 az és egy hogy nem și din cu pe în este sa si por para se
 """
 _FUNCTION_WORDS = _FREQUENT.split()
+# Those within names and dishes.
+_PARTICLES = "al alla da de del della der di do du el en la las le los van von"
+# Frequent English function words; words that English has from others with their endings and accents.
+_OWN = """
+a an the of with and is are was his her its their this that at by for from into on in it he she they who
+to up as while through over out off down behind under
+"""
+_LOANS = """
+café cafés crème brûlée crêpe crêpes décor façade fiancé fiancée jalapeño jalapeños mâché naïve piñata pâté
+purée puréed résumé saké sauté sautéed soufflé touché entrée entrées flambé rosé cliché matinée déjà
+papier-mâché piano soprano cello banjo tuba viola karate judo yoga samurai ninja sumo kimono origami emoji
+karaoke anime manga sushi ramen tempura tofu pasta spaghetti ravioli carbonara vodka salsa guacamole taco
+burrito mojito latte espresso cappuccino mango papaya kiwi avocado banana broccoli zucchini chia paella
+panda koala gorilla zebra puma flamingo buffalo rhino hippo iguana cobra koi graffiti confetti tornado
+volcano tsunami lava hula scuba rumba samba tango flamenco disco techno gazebo patio pagoda igloo
+gondola plaza villa sauna veranda camera sofa selfie gopro
+"""
 
 
 def score() -> TextScore:
@@ -99,27 +117,39 @@ def _decide(captions: pl.Series) -> NDArray[np.bool_]:
     tokens = nouns_builtin.tokenise(captions)
     kinds = _kinds(tokens.distinct)
 
+    def is_kind(kind: str) -> NDArray[np.bool_]:
+        return np.concatenate([[False], kinds[kind].to_numpy()])  # token 0 is the mark between captions
+
     def count(kind: str) -> NDArray[np.int64]:
-        is_kind = np.concatenate([[False], kinds[kind].to_numpy()])  # token 0 is the mark between captions
-        before = np.concatenate([[0], np.cumsum(is_kind[tokens.codes], dtype=np.int64)])
+        before = np.concatenate([[0], np.cumsum(is_kind(kind)[tokens.codes], dtype=np.int64)])
         return np.diff(before[tokens.ends])
 
     known, function, unknown = count("known"), count("function"), count("unknown")
     is_marked = function + count("accented") > 0
     is_marked &= (unknown > 0) | (function > 2)
-    found: NDArray[np.bool_] = is_marked & (function + unknown >= known + 2) | (unknown > 2) & (known == 0)
+    is_bare = count("english") == 0
+    # Without English function words less speaks for another language: a mark that is no part of a name ...
+    begins = is_kind("function")[tokens.codes[tokens.ends[:-1] + 2]]
+    is_less = is_bare & (begins | (count("accented") > 0) | (count("particle") < function))
+    found: NDArray[np.bool_] = is_marked & (function + unknown >= np.maximum(known + 2 - is_less, 2))
+    # ... or more unknown words than known ones, some with an ending that English seldom has.
+    found |= is_bare & (unknown > np.maximum(known, 1)) & (unknown + count("name") > 2) & (count("odd") > 0)
+    found |= (unknown > 2) & (known == 0)
     return found
 
 
 def _kinds(tokens: pl.Series) -> pl.DataFrame:
     """Return whether each token is a known English word, a function word of another language, or unknown.
 
-    `accented` are those unknown ones that have a letter beyond a to z. Capitalised unknown words are names.
+    Unknown words with a capital are names. `english` are function words, `accented` unknown words with a
+    letter beyond a to z, `odd` these and those with an ending that few English words have.
     """
     token, word = pl.col("token"), pl.col("token").str.to_lowercase()
     is_word = token.str.contains(r"^[\p{L}\p{M}]+(?:['’-][\p{L}\p{M}]+)*$")
     is_letter = word.str.len_chars() == 1
-    english = nouns_builtin.load_tables().singles["word"]["key"]
+    english = pl.concat(
+        [nouns_builtin.load_tables().singles["word"]["key"], pl.Series("key", _LOANS.split())]
+    )
     kinds = tokens.rename("token").to_frame().select("token", word=word, is_word=is_word, is_letter=is_letter)
     kinds = kinds.with_columns(function=pl.col("is_word") & pl.col("word").is_in(_FUNCTION_WORDS))
     is_left = pl.col("is_word") & ~pl.col("function")
@@ -129,10 +159,17 @@ def _kinds(tokens: pl.Series) -> pl.DataFrame:
         .otherwise(pl.col("word").is_in(english.implode()))
     )
     kinds = kinds.with_columns(known=is_left & is_known)
+    is_strange = is_left & ~pl.col("known") & ~pl.col("is_letter")
     is_name = token.str.contains(r"^\p{Lu}")
-    kinds = kinds.with_columns(unknown=is_left & ~pl.col("known") & ~pl.col("is_letter") & ~is_name)
+    kinds = kinds.with_columns(unknown=is_strange & ~is_name, name=is_strange & is_name)
     is_accented = ~token.str.contains(r"^[\x00-\x7F]*$")
-    return kinds.select("known", "function", "unknown", accented=pl.col("unknown") & is_accented)
+    return kinds.select(
+        *("known", "function", "unknown", "name"),
+        english=pl.col("known") & word.is_in(_OWN.split()),
+        particle=pl.col("function") & word.is_in(_PARTICLES.split()),
+        accented=pl.col("unknown") & is_accented,
+        odd=pl.col("unknown") & (is_accented | token.str.contains("[aiou]$")),
+    )
 
 
 def without_their_nouns(scores: pl.DataFrame, is_other: pl.Series) -> pl.DataFrame:

@@ -274,7 +274,7 @@ def test_a_machine_without_spacy_is_reported_what_to_install(monkeypatch: pytest
     with pytest.raises(InputError, match="spaCy is not installed"):
         nouns.choose("spacy:en_core_web_sm")
     chosen = nouns.choose("auto")
-    assert chosen.name == "builtin-ewt-2+verbs-3"
+    assert chosen.name == "builtin-ewt-2+verbs-4"
     assert chosen.reason == "auto: en_core_web_sm is not installed"
 
 

@@ -141,7 +141,7 @@ def test_a_table_scored_without_the_detector_is_scored_again_with_it(
         assert run_score(run, spec).up_to_date
     monkeypatch.undo()
 
-    with pytest.raises(InputError, match=r"caption_language words-1, and here it is words-1\+py3langid@"):
+    with pytest.raises(InputError, match=r"caption_language words-2, and here it is words-2\+py3langid@"):
         rescore(run, pl.Series(["a dog"]), LANGUAGES)
     assert not run_score(run, spec).up_to_date
 
@@ -215,7 +215,7 @@ def test_a_table_scored_by_other_language_rules_is_scored_again(
     monkeypatch.setattr(other_languages, "RULES", "words-0")
 
     with pytest.raises(
-        InputError, match=r"language_rules words-1, and here it is words-0\. Run `vidcurate score"
+        InputError, match=r"language_rules words-2, and here it is words-0\. Run `vidcurate score"
     ):
         rescore(run, pl.Series(["a dog"]), ["noun_count"])
     assert not run_score(run, spec).up_to_date

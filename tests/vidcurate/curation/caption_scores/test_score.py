@@ -35,12 +35,12 @@ def test_every_row_gets_its_scores(tmp_path: Path) -> None:
     assert scored["clip_id"].to_list() == ["0.10", "1.10", "2.10", "3.10", "4.10"]
     assert scored["caption"].to_list() == CAPTIONS
     assert scored["noun_count"].to_list()[:4] == [2, None, 0, 2]
-    assert scored["noun_engine"].unique().to_list() == ["builtin-ewt-2+verbs-3"]
+    assert scored["noun_engine"].unique().to_list() == ["builtin-ewt-2+verbs-4"]
     assert scored["caption_num_words"].to_list() == [5, None, 0, 4, 1]
     assert scored["caption_num_characters"].to_list() == [20, None, 0, 17, 4]
     assert {scored.schema[name] for name in ("noun_count", "caption_num_words")} == {pl.Int32()}
     assert (summary.rows_in, summary.rows_scored, summary.up_to_date) == (5, 4, False)
-    assert summary.noun_engine == "builtin-ewt-2+verbs-3"
+    assert summary.noun_engine == "builtin-ewt-2+verbs-4"
     assert summary.noun_engine_reason == "asked for as builtin"
 
 
@@ -80,7 +80,7 @@ def test_an_empty_table_is_scored(tmp_path: Path) -> None:
     ("engines", "reported"),
     [
         (["spacy:x@1", None, None, "spacy:x@1", None], "2 rows by spacy:x@1"),
-        (["builtin-ewt-2+verbs-3", None, None, "builtin-ewt-0", None], "1 rows by builtin-ewt-0"),
+        (["builtin-ewt-2+verbs-4", None, None, "builtin-ewt-0", None], "1 rows by builtin-ewt-0"),
         (None, "2 rows by an unnamed engine"),
     ],
 )
@@ -90,13 +90,13 @@ def test_counts_of_another_engine_are_refused(
     columns: dict[str, list[object]] = {"noun_count": [3, None, None, 2, None]}
     if engines is not None:
         columns["noun_engine"] = engines
-    with pytest.raises(ColumnError, match=f"{reported}, and this run counts by builtin-ewt-2\\+verbs-3"):
+    with pytest.raises(ColumnError, match=f"{reported}, and this run counts by builtin-ewt-2\\+verbs-4"):
         run_score(make_run(tmp_path, **columns), BUILTIN)
     assert not table.stage_path(tmp_path, "score").exists()
 
 
 def test_counts_of_the_same_engine_are_counted_again(tmp_path: Path) -> None:
-    engines = ["builtin-ewt-2+verbs-3", None, None, None, None]
+    engines = ["builtin-ewt-2+verbs-4", None, None, None, None]
     run_score(make_run(tmp_path, noun_count=[99, None, None, None, None], noun_engine=engines), BUILTIN)
     assert table.scan(tmp_path, "score").collect()["noun_count"].to_list()[0] == 2
 
