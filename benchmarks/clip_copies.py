@@ -20,6 +20,11 @@ def _boxed(frames: Frames, share: float) -> Frames:
     return np.pad(frames, ((0, 0), (bar, bar), (0, 0), (0, 0)))
 
 
+def _window_boxed(frames: Frames, share: float) -> Frames:
+    rows, columns = (max(2, round(side * share)) for side in frames.shape[1:3])
+    return np.pad(frames, ((0, 0), (rows, rows), (columns, columns), (0, 0)))
+
+
 def _bright(frames: Frames, factor: float, shift: float) -> Frames:
     return np.clip(frames.astype(np.float32) * factor + shift, 0, 255).astype(np.uint8)
 
@@ -65,6 +70,7 @@ COPIES: dict[str, tuple[Callable[[Frames], Frames], dict[str, Any]]] = {
     "a label in a corner": (_marked, {}),
     "black bars of 6 %": (lambda frames: _boxed(frames, 0.06), {}),
     "black bars of 15 %": (lambda frames: _boxed(frames, 0.15), {}),
+    "black bars of 12 % on all sides": (lambda frames: _window_boxed(frames, 0.12), {}),
     "cropped by 5 % on each side": (lambda frames: _cropped(frames, 0.05), {}),
 }
 

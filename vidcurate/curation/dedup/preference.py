@@ -12,8 +12,9 @@ PIXELS = "pixels"
 FEWER_CUTS = "fewer_cuts"
 HEALTHY = "healthy"
 BARS = tuple(f"letterbox_{side}_px" for side in ("top", "bottom", "left", "right"))
-# The edges of bars are measured to a few px: the picture between bars must be larger by more than this share.
-_BAR_SHARE = 0.02
+# Power of the share of a clip's pixels that are picture. With 1 only the picture would count, but edges of
+# bars are measured to a few px, and of clips with the same picture that with less around it is to be kept.
+_POWER = 1.5
 # Names that are no columns of the table, with the columns that they need.
 _NEEDS = {PIXELS: {"width", "height"}, FEWER_CUTS: {"num_cuts"}}
 # Values within one step are equal: a copy one frame longer is not better.
@@ -75,12 +76,9 @@ def sizes_inside(clips: pl.DataFrame) -> NDArray[np.float64]:
 
 def _value(name: str, columns: list[str], picture_shares: pl.Series) -> pl.Expr:
     if name == PIXELS:
-        value = pl.lit(picture_shares) * pl.when(pl.lit(picture_shares) < 1).then(1 - _BAR_SHARE).otherwise(
-            1.0
-        )
+        value = pl.lit(picture_shares) ** _POWER
         for side in ("height", "width"):
-            has_bars = _bars(side, columns) > 0
-            value = value * _inside(side, columns) * pl.when(has_bars).then(1 - _BAR_SHARE).otherwise(1.0)
+            value *= pl.col(side) * (_inside(side, columns) / pl.col(side)) ** _POWER
         return value
     return -pl.col("num_cuts") if name == FEWER_CUTS else pl.col(name)
 

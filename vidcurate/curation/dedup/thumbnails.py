@@ -28,7 +28,7 @@ def turned(thumbnails: Thumbnails, orientation: str) -> Thumbnails:
 
 def residuals(one: Thumbnails, other: Thumbnails) -> NDArray[np.float64]:
     """Return the distance of each pair of thumbnails (N, 8, 8, 3), float64 (N,)."""
-    first, second = (part.reshape(len(part), -1).astype(np.float64) for part in (one, other))
+    first, second = (part.reshape(-1, 3 * CELLS**2).astype(np.float64) for part in (one, other))
     first = first - first.mean(axis=1, keepdims=True)
     second = second - second.mean(axis=1, keepdims=True)
     power = np.maximum(np.sum(second * second, axis=1), 1e-9)

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.frame_clips import Frames
+from tests.frame_clips import Frames, barred, panned, still
 from tests.vidcurate.curation.dedup.hashed_clips import LOOK, copies, found_in, looks, make_run
 from vidcurate.curation.clip_table import table
 from vidcurate.curation.dedup.preference import BARS
@@ -93,9 +93,9 @@ def test_the_clean_original_is_kept_over_its_copies_with_bars_or_with_cuts(tmp_p
     # The picture is dark at its lower edge: only the upper bar is found. Both clips have bars at the sides.
     sides = {"letterbox_left_px": 80, "letterbox_right_px": 80}
     barred |= {"letterbox_top_px": 90, "letterbox_bottom_px": 0, **sides}
-    assert kept(barred, clean | sides) == ("b", "pixels 254016 > 248935.68")
+    assert kept(barred, clean | sides) == ("b", "pixels 224473.7847 > 194400")
     larger = {"width": 1280, "height": 1280, "letterbox_top_px": 100, "letterbox_bottom_px": 100}
-    assert kept(larger, clean) == ("a", "pixels 1354752 > 345600")
+    assert kept(larger, clean) == ("a", "pixels 1269815.483 > 345600")
     # A splice of a clip and another is longer, and is not the one to keep.
     spliced = {"width": 640, "height": 540, "num_cuts": 1, "duration_seconds": 8.0}
     assert kept(spliced, clean | {"duration_seconds": 4.0}) == ("b", "fewer_cuts 0 < 1")
@@ -129,11 +129,59 @@ def test_bars_that_no_edge_shows_are_distinguished_from_the_copy_without_them(tm
         run = make_run(tmp_path / f"run-{name}", [rows["top"], rows[name]])
         run_dedup(run, DedupSpec())
         assert copies(run) == {name: "top"}
-        assert found_in(run)[name]["duplicate_kept_because"].startswith("pixels 15360 > 150")
+        assert found_in(run)[name]["duplicate_kept_because"].startswith("pixels 15360 > 14")
     # A squeezed copy has another shape too, and no bars.
     run = make_run(tmp_path / "run", [rows["top"], rows["larger"]])
     run_dedup(run, DedupSpec())
     assert copies(run) == {"top": "larger"}
+
+
+@pytest.mark.parametrize(("down", "across"), [(6, 10), (10, 16)])
+def test_a_dark_clip_is_kept_over_its_copy_with_unseen_bars_on_all_sides(
+    tmp_path: Path, down: int, across: int
+) -> None:
+    y, x = np.mgrid[-1:1:96j, -1:1:160j]
+    glow = (still(12, 96, 160, 4) * np.exp(-4 * (x * x + y * y))[:, :, None]).astype(np.uint8)
+    boxed = np.pad(glow, ((0, 0), (down, down), (across, across), (0, 0)))
+    scaled = np.stack([cv2.resize(picture, (160, 96), interpolation=cv2.INTER_AREA) for picture in boxed])
+    made = {"glow": glow, "a-boxed": boxed, "a-scaled": scaled, "a-turned": np.rot90(boxed, 1, (1, 2))}
+    rows = {name: _seen(tmp_path / f"{name}.mp4", np.ascontiguousarray(part)) for name, part in made.items()}
+    assert {row[side] for row in rows.values() for side in BARS} == {0}
+
+    for name in ("a-boxed", "a-scaled", "a-turned"):
+        run = make_run(tmp_path / f"run-{name}", [rows["glow"], rows[name]])
+        run_dedup(run, DedupSpec())
+        assert copies(run) == {name: "glow"}
+        assert found_in(run)[name]["duplicate_kept_because"].startswith("pixels 15360 > ")
+
+
+@pytest.mark.parametrize("own", [(0, 0), (4, 0), (4, 4)])
+@pytest.mark.parametrize("bars", [(20, 0), (0, 30), (18, 30)])
+def test_a_clip_with_thin_bars_of_its_own_is_kept_over_its_copy_with_more_bars(
+    tmp_path: Path, own: tuple[int, int], bars: tuple[int, int]
+) -> None:
+    clip = barred(panned(3, 1, 12, 152, 256), own[0], own[0], own[1], own[1])
+    more = np.pad(clip, ((0, 0), (bars[0],) * 2, (bars[1],) * 2, (0, 0)))
+    run = make_run(
+        tmp_path / "run", [_seen(tmp_path / "clip.mp4", clip), _seen(tmp_path / "a-barred.mp4", more)]
+    )
+
+    run_dedup(run, DedupSpec())
+
+    assert copies(run) == {"a-barred": "clip"}
+
+
+def test_more_picture_between_bars_is_kept_over_less_without(tmp_path: Path) -> None:
+    small = panned(3, 1, 12, 144, 256)
+    large = np.stack([cv2.resize(picture, (512, 288)) for picture in small])
+    boxed = np.pad(large, ((0, 0), (36, 36), (64, 64), (0, 0)))
+    run = make_run(
+        tmp_path / "run", [_seen(tmp_path / "a-small.mp4", small), _seen(tmp_path / "boxed.mp4", boxed)]
+    )
+
+    run_dedup(run, DedupSpec())
+
+    assert copies(run) == {"a-small": "boxed"}
 
 
 def test_any_numeric_column_can_be_preferred_and_no_other(tmp_path: Path) -> None:

@@ -71,6 +71,20 @@ def test_a_twin_has_nearly_the_same_hashes(
     assert max(distances(one, twin)) <= 6
 
 
+@pytest.mark.parametrize(("down", "across"), [(17, 31), (22, 22), (40, 9), (3, 2), (0, 50)])
+def test_a_copy_between_bars_has_nearly_the_hashes_and_thumbnail_of_the_clip(
+    tmp_path: Path, down: int, across: int
+) -> None:
+    frames = still(12, 144, 256, 4) // 2 + 60  # no bar of any cell is as dark
+    plain = scored(written(tmp_path / "plain.mp4", frames))
+
+    boxed = np.pad(frames, ((0, 0), (down, down), (across, across), (0, 0)))
+    twin = scored(written(tmp_path / "boxed.mp4", boxed))
+
+    assert max(distances(plain["perceptual_hashes"], twin["perceptual_hashes"])) <= 6
+    assert np.abs(np.subtract(plain["perceptual_thumbnail"], twin["perceptual_thumbnail"])).max() <= 6
+
+
 def test_strangers_have_far_hashes(tmp_path: Path) -> None:
     found = [
         scored(written(tmp_path / f"{seed}.mp4", panned(2, 1, 10, 144, 256, seed)))["perceptual_hashes"]
