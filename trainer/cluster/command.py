@@ -138,9 +138,11 @@ def _health(nodes: Sequence[Node], way: Way, given: argparse.Namespace) -> Act:
 
 def _dump(nodes: Sequence[Node], way: Way, given: argparse.Namespace) -> Act:
     answers = dump.dump(nodes, way, given.run, given.look_seconds, given.apart_seconds)
-    folder = given.to or dump.default_folder(given.run)
-    dump.write_dump(folder, answers)
-    more = {**dump.compared(answers), "folder": str(folder)}
+    is_answered = any(answer.document is not None for answer in answers)
+    folder = given.to or (dump.default_folder(given.run) if is_answered else None)
+    if folder is not None:
+        dump.write_dump(folder, answers)
+    more = {**dump.compared(answers), "folder": folder and str(folder)}
     return answers, dump.to_text(answers, folder), more, _code(answers, not dump.missing(answers))
 
 

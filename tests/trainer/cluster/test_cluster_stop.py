@@ -204,7 +204,7 @@ def test_a_supervisor_that_begins_again_is_ended_with_what_it_began(
     assert supervisor.wait() == -signal.SIGKILL
     out = capsys.readouterr().out
     assert "starter of the ranks, pid " in out
-    assert out.count("begun again by a starter, pid ") == 1
+    assert out.count("started by a starter, pid ") == 1
     here = [process for process in node_processes.everything().values() if str(ranks.run) in process.command]
     assert [process for process in here if process.pid != os.getpid()] == []
 

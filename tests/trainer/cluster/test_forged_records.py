@@ -81,7 +81,9 @@ def test_a_copy_of_a_live_run_ends_and_shows_nothing_of_the_original(
     assert all(map(is_alive, pids))
     assert re.search(r"left alone, its record was written in another folder|: is a link", said)
     dump(copy, tmp_path / "dump")
-    assert "time.sleep" not in "".join(path.read_text() for path in tmp_path.glob("dump/**/*.txt"))
+    shown = "".join(path.read_text() for path in tmp_path.glob("dump/**/*.txt"))
+    assert "time.sleep" not in shown
+    assert "has ended" not in shown
 
     assert stop(ranks.run) == 0
     assert not any(map(is_alive, pids))
@@ -101,6 +103,20 @@ def test_a_forged_record_of_somebody_elses_process_is_not_believed(
     dump(run, tmp_path / "dump")
     assert is_alive(stranger)  # the signal that asks a rank for its stack would end it
     assert (tmp_path / "dump").is_dir()
+
+
+def test_a_dump_of_no_run_or_of_a_linked_one_writes_nothing_into_its_folder(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    ranks.start(WAITS)
+    copy = tmp_path / "copy"
+    linked_folder(ranks.run, copy)
+
+    for run in (tmp_path / "none" / "here", copy):
+        assert main(["cluster", "dump", "local", "--run", str(run), "--apart-seconds", "0.1"]) == 1
+
+    assert not (tmp_path / "none").exists()
+    assert [path.name for path in copy.iterdir()] == ["processes"]
 
 
 def test_a_record_that_names_pid_1_lists_and_ends_nothing(tmp_path: Path, capsys: Capture) -> None:

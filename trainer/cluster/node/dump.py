@@ -53,8 +53,9 @@ def _look(here: Sequence[process_records.ProcessRecord], seconds: float, run: Pa
 
 
 def _of_rank(record: process_records.ProcessRecord, seconds: float, run: Path) -> tuple[stacks.Stack, ...]:
-    if process_records.is_alive(record) and not process_records.why_not_of_run(record, run):
-        return stacks.dump(record.pid, seconds, record)
-    # The kernel may have reused its id for another process.
-    ended = stacks.Stack(host=record.host, pid=record.pid, how="none", rank=record.rank, state="ended")
-    return (ended,)
+    none = stacks.Stack(host=record.host, pid=record.pid, how="none", rank=record.rank)
+    if not process_records.is_alive(record):  # the kernel may have reused its id for another process
+        return (replace(none, state="ended"),)
+    if why := process_records.why_not_of_run(record, run):
+        return (replace(none, note=f"left alone, {why}"),)
+    return stacks.dump(record.pid, seconds, record)

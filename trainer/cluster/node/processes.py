@@ -17,10 +17,8 @@ from trainer.run_folder import process_records, process_table
 from vidcurate.errors import InputError
 
 LONGEST_COMMAND = 300
-# Programs that start ranks, and would start them again.
-STARTERS = re.compile(
-    r"torchrun|torch[./]distributed[./](run|launch)|-m trainer launch"
-    r"|-m trainer\.cluster\.launch\.agent|--hostfile"
+TORCHRUN = re.compile(
+    r"(.*/)?torchrun|torch\.distributed\.(run|launch)|(.*/)?torch/distributed/(run|launch)\.py"
 )
 
 
@@ -94,12 +92,38 @@ def below(pids: Iterable[int], all_of: dict[int, Process]) -> list[Process]:
     return list(found.values())
 
 
+def program_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the program of a command line (of a Python: its script or module) and its arguments."""
+    at = 0
+    if words and re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        at = 1
+        while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c"):
+            at += 2 if words[at] in ("-X", "-W") else 1
+        at += words[at : at + 1] == ["-m"]
+    return (words[at], words[at + 1 :]) if at < len(words) else ("", [])
+
+
+def is_torchrun(pid: int) -> bool:
+    """Return whether a process runs torchrun, which restarts ranks however they ended."""
+    return TORCHRUN.fullmatch(program_of([*process_table.command_line(pid)])[0]) is not None
+
+
+def _is_starter(pid: int) -> bool:
+    program, arguments = program_of([*process_table.command_line(pid)])
+    if program != "trainer":
+        return program == "trainer.cluster.launch.agent" or is_torchrun(pid)
+    return [*arguments[:1]] == ["launch"] or any(word.startswith("--hostfile") for word in arguments)
+
+
 def starters(pid: int, all_of: dict[int, Process]) -> list[Process]:
-    """Return the programs above a rank that would restart it: torchrun, a launcher."""
+    """Return the programs above a rank that would restart it: torchrun, a launcher.
+
+    A terminal, a shell or a session whose name or arguments say so is none.
+    """
     found = []
     while (process := all_of.get(pid)) is not None and process.parent > 1:
         pid = process.parent
-        if pid in all_of and STARTERS.search(all_of[pid].command):
+        if pid in all_of and _is_starter(pid):
             found.append(all_of[pid])
     return found
 

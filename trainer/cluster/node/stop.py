@@ -38,6 +38,7 @@ class Ending:
     by: str = "itself"
     seconds: float = 0.0
     problem: str = ""
+    begins_again: bool = False  # restarts a rank however it ended
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -127,7 +128,12 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     }
     if request["is_dry_run"]:
         workers = [Ending(process=each, what=_whose(each, ranks)) for each in _workers(ranks, before)]
-        yield document | {"would_end": [ending.to_json() for ending in (*ranks, *workers)]}
+        endings = {ending.process.key: ending for ending in (*ranks, *workers)}
+        above = _starters(ranks)
+        endings |= {
+            ending.process.key: ending for ending in _below(above) if ending.process.key not in endings
+        }
+        yield document | {"would_end": [ending.to_json() for ending in (*endings.values(), *above.values())]}
         return
     held = _gpus_of(ranks, before)
     ended: list[Ending] = []
@@ -210,11 +216,7 @@ def _end(
 ) -> Generator[dict[str, Any], None, list[Ending]]:
     """End the ranks, their children, and what would restart them; return all of them."""
     workers: dict[tuple[int, int], Ending] = {}
-    above = {
-        process.key: Ending(process=process, what="starter of the ranks")
-        for rank in ranks
-        for process in node_processes.starters(rank.process.pid, node_processes.everything())
-    }
+    above = _starters(ranks)
     began = time.monotonic()
     running = ranks
     for number, seconds in (
@@ -238,7 +240,7 @@ def _end(
             known = {ending.process.key for ending in [*ranks, *workers.values(), *above.values()]}
             begun_again = [ending for ending in _frozen(above) if ending.process.key not in known]
             # A starter that TERM woke could restart ranks before it handles the signal.
-            killed = [starter for starter in above.values() if _begins_again(starter)]
+            killed = [starter for starter in above.values() if starter.begins_again]
             for starter in killed:
                 send(starter, signal.SIGKILL)
             wait(killed, request["kill_seconds"])
@@ -246,6 +248,19 @@ def _end(
     orphans = [ending for ending in workers.values() if ending.process.parent not in _pids(running)]
     _strictly([*orphans, *begun_again], request, min(WORKER_SECONDS, request["interrupt_seconds"]))
     return [*ranks, *workers.values(), *begun_again, *above.values()]
+
+
+def _starters(ranks: Sequence[Ending]) -> dict[tuple[int, int], Ending]:
+    all_of = node_processes.everything()
+    return {
+        process.key: Ending(
+            process=process,
+            what="starter of the ranks",
+            begins_again=node_processes.is_torchrun(process.pid),
+        )
+        for rank in ranks
+        for process in node_processes.starters(rank.process.pid, all_of)
+    }
 
 
 def _frozen(above: dict[tuple[int, int], Ending]) -> list[Ending]:
@@ -261,11 +276,14 @@ def _frozen(above: dict[tuple[int, int], Ending]) -> list[Ending]:
         if all(all_of[pid].state in "TtZX" for pid, _ in above if pid in all_of):
             break
         time.sleep(0.01)
+    return _below(above)
+
+
+def _below(above: dict[tuple[int, int], Ending]) -> list[Ending]:
+    """Return what the starters have started and still runs."""
     below = node_processes.below(_pids(list(above.values())), node_processes.everything())
     return [
-        Ending(process=process, what="begun again by a starter")
-        for process in below
-        if process.state not in "ZX"
+        Ending(process=process, what="started by a starter") for process in below if process.state not in "ZX"
     ]
 
 
@@ -279,13 +297,9 @@ def _alone_seconds(ranks: Sequence[Ending], above: dict[tuple[int, int], Ending]
     A launcher whose ranks have saved and exited waits for those of other hosts, and starts nothing; a signal
     may be its second one, which kills. torchrun takes any exit for a failure and restarts.
     """
-    if any(map(_begins_again, above.values())) or any(rank.by != "TERM" for rank in ranks):
+    if any(starter.begins_again for starter in above.values()) or any(rank.by != "TERM" for rank in ranks):
         return 0.0
     return max(STARTER_SECONDS, until - time.monotonic())
-
-
-def _begins_again(starter: Ending) -> bool:
-    return "torch" in starter.process.command
 
 
 def _strictly(endings: Sequence[Ending], request: dict[str, Any], alone_seconds: float) -> None:
