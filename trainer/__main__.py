@@ -32,7 +32,7 @@ from pathlib import Path
 from trainer.cli import commands, exit_codes, training_arguments
 from trainer.report.preview import environment
 from vidcurate.errors import StateError
-from vidcurate.storage.standard_streams import open_standard_streams
+from vidcurate.storage.standard_streams import console_may_close, open_standard_streams
 
 # torch reads this when it is loaded, below: with spinning OpenMP threads, the decode workers of a small
 # machine starve (a step took 4 times as long, docs/decisions.md).
@@ -91,9 +91,10 @@ def _run(arguments: argparse.Namespace) -> int:
             if found is not None:
                 print(json.dumps(found) if arguments.json else found["verdict"])
             return exit_codes.DONE
-        ended = train.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
-    if ended.is_first_rank:
-        print(json.dumps(ended.to_json()) if arguments.json else ended.to_text())
+        with console_may_close():
+            ended = train.train(wanted, origin, arguments.settings, check_nodes=not arguments.no_preflight)
+            if ended.is_first_rank:
+                print(json.dumps(ended.to_json()) if arguments.json else ended.to_text())
     return ended.exit_code
 
 

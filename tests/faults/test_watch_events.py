@@ -42,7 +42,7 @@ def test_a_rank_slower_than_the_others_is_named_with_what_it_is_slow_at(
     assert slowest.count(1) > len(lines) / 2  # not in every one: other work may hold up any rank once
     least, middle, most = lines[-1]["rank_seconds"]["compute"]
     assert least <= middle < most
-    assert "step 8: slow_rank: rank 1" in started.text()
+    assert f"step 8: rank 1 on {slow['host']} takes {slow['factor']:.2f} times as long" in started.text()
 
 
 @pytest.mark.parametrize(("policy", "code"), [("restart", exit_codes.RESTART), ("stop", exit_codes.HALT)])

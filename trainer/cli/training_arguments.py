@@ -28,8 +28,9 @@ Other commands, each with its own --help:
   python -m trainer precompute   compute latents and text features before training
   python -m trainer gpus         show the GPUs of this host
 
-exit codes: 0 done, 1 the work failed, 2 the request was wrong, 75 saved after SIGTERM, SIGUSR1 or Ctrl-C,
-76 restart (hung, or a rank was lost), 77 a node is bad, 78 the guard has stopped the run
+exit codes: 0 done, 1 the work failed, 2 the request was wrong,
+75 saved after SIGTERM, SIGUSR1, SIGHUP or Ctrl-C, 76 restart (hung, or a rank was lost),
+77 a node is bad, 78 the guard has stopped the run
 """
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.health import timed_command
+from trainer.health.watch.stop_requests import STOP_SIGNALS
 from trainer.run_folder import jsonl, metrics, sent_lines
 from trainer.run_folder.layout import LOGS
 from trainer.run_folder.trackers_spec import TrackersSpec
@@ -327,7 +328,7 @@ def main(module: str = "trainer.training.wandb_tensorboard", kinds: Mapping[str,
     parser.add_argument("kind", choices=list(kinds))
     parser.add_argument("run", type=Path)
     given = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the parent process decides when the work is over
     settings = json.loads(sys.stdin.readline())
     try:

@@ -20,7 +20,7 @@ START_SECONDS = 120.0
 _POLL_SECONDS = 0.25  # longest wait while a child has a deadline
 _PAST_SECONDS = 0.002  # from a deadline to the end of the wait for it
 # Terminals and schedulers send these to the whole process group; the parent handles them for its children.
-GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def ignoring(numbers: Iterable[int]) -> str:

@@ -20,8 +20,13 @@ _WRONG_SCALAR = (ValueError, TypeError, AttributeError, LookupError, OverflowErr
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's numbers and booleans."""
+    """SafeLoader with YAML 1.2's numbers and booleans, and the types of JSON alone."""
 
+
+_TYPES = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+_Loader.yaml_constructors = {
+    tag: made for tag, made in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag in _TYPES
+}
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if tag not in _REPLACED]
@@ -82,7 +87,7 @@ class _Lines:
             given: set[Path_] = set()
             for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
-                    raise RecipeError(f"{self.where}:{key.start_mark.line + 1}: a key is a word, not a list.")
+                    raise RecipeError(f"{self.where}:{key.start_mark.line + 1}: a key is a word.")
                 inner = (*path, str(key.value))
                 if inner in given:
                     raise RecipeError(

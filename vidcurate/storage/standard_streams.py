@@ -7,10 +7,13 @@ With `python -u` or PYTHONUNBUFFERED, `print` writes a text and its line break b
 that share a stream (ranks, seeds side by side) break each other's lines. Here a line is one write.
 """
 
+import errno
 import io
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 
 def open_standard_streams() -> None:
@@ -35,3 +38,42 @@ def open_standard_streams() -> None:
                     line_buffering=stream.line_buffering or stream.write_through,
                     write_through=False,
                 )
+
+
+class _Losable(io.RawIOBase):
+    """Writes to a descriptor; what a closed terminal or pipe no longer takes is dropped."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EPIPE):
+                raise
+            return len(data)
+
+
+@contextmanager
+def console_may_close() -> Iterator[None]:
+    """Let the process outlive the terminal or pipe that its stdout and stderr write to."""
+    before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
+    for name, stream in before.items():
+        if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
+            stream.flush()
+            raw = io.BufferedWriter(_Losable(stream.fileno()))
+            to = io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True)
+            setattr(sys, name, to)
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            getattr(sys, name).flush()
+            setattr(sys, name, stream)

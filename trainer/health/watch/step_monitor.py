@@ -31,17 +31,26 @@ class StepWatch:
     ) -> None:
         """Take the figures of a step. Raises StorageError when an event cannot be written."""
         for slow in self._ranks.add(own):
-            self._tell("slow_rank", step, self._spec.on_slow_rank, self._of_slow(slow))
+            facts = self._of_slow(slow)
+            text = (
+                f"rank {slow.rank} on {facts['host']} takes {slow.factor:.2f} times as long as the others, "
+                f"by {slow.by}: {slow.seconds:.2f} s a step for {slow.seconds_of_others:.2f}"
+            )
+            self._tell("slow_rank", step, self._spec.on_slow_rank, facts, text)
         if not self._world.is_first:  # the rate is by each rank's clock: one of them decides
             return
         if drop := self._rate.add(buckets, tokens_per_second):
-            facts: dict[str, Any] = {
+            facts = {
                 "buckets": drop.mix,
                 "tokens_per_second": drop.tokens_per_second,
                 "usual": drop.usual,
                 "share": drop.share,
             }
-            self._tell("throughput_drop", step, "warn", facts)
+            text = (
+                f"throughput fell to {drop.share:.0%} of its median: "
+                f"{drop.tokens_per_second:,.0f} tokens/s for {drop.usual:,.0f} ({drop.mix})"
+            )
+            self._tell("throughput_drop", step, "warn", facts, text)
 
     def _of_slow(self, slow: throughput.SlowRank) -> dict[str, Any]:
         if slow.rank not in self._hosts and self._world.is_first:
@@ -58,10 +67,9 @@ class StepWatch:
             "steps": slow.steps,
         }
 
-    def _tell(self, name: str, step: int, policy: Policy, facts: dict[str, Any]) -> None:
+    def _tell(self, name: str, step: int, policy: Policy, facts: dict[str, Any], text: str) -> None:
         if self._world.is_first:
             jsonl.record_event(self._run, name, step, **facts, policy=policy)
-            shown = ", ".join(f"{key} {value}" for key, value in facts.items())
-            print(f"step {step}: {name}: {shown}", file=sys.stderr, flush=True)
+            print(f"step {step}: {text}", file=sys.stderr, flush=True)
         if policy != "warn":
             self._stop.name = self._stop.name or name

@@ -1,7 +1,8 @@
 """Stop requests: signals and findings that end a training after the current step.
 
-The first SIGTERM, SIGUSR1 or Ctrl-C lets the step end, saves and stops. A second Ctrl-C ends the process at
-once, by a thread: the main thread may wait in a collective, where no Python signal handler runs.
+The first SIGTERM, SIGUSR1, SIGHUP (a terminal that closes) or Ctrl-C lets the step end, saves and stops. A
+second Ctrl-C ends the process at once, by a thread: the main thread may wait in a collective, where no Python
+signal handler runs.
 
 torchrun gives each rank a session of its own. It passes the first Ctrl-C on as SIGINT and the second as
 SIGTERM (the shutdown that follows its own exception), and leaves its ranks behind when it is killed: the
@@ -20,7 +21,9 @@ from contextlib import contextmanager
 from trainer.cli import exit_codes
 from trainer.distributed.rank import COPY_SECONDS
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+# Kept where the parent process ignores them: a script's background jobs, nohup.
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 NAMES = tuple(number.name for number in STOP_SIGNALS)
 FIRST = "SIGINT: the run saves after this step and stops; once more ends it at once without saving"
 SECOND = "interrupted; the same command continues from the newest checkpoint"
@@ -74,13 +77,13 @@ def _under_torchrun() -> Iterator[bool]:
 def listening(*, is_first: bool = True) -> Iterator[Stop]:
     """Listen for STOP_SIGNALS; rank 0 (`is_first`) prints what a Ctrl-C does.
 
-    Ctrl-C stays ignored where the parent process ignores it, as a script's background jobs do.
+    Ctrl-C and SIGHUP stay ignored where the parent process ignores them.
     """
     stop = Stop()
     numbers = [
         number
         for number in STOP_SIGNALS
-        if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
+        if number not in _MAY_BE_IGNORED or signal.getsignal(number) != signal.SIG_IGN
     ]
     before = {number: signal.signal(number, stop) for number in numbers}
     reading, writing = os.pipe()

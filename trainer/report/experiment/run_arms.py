@@ -18,6 +18,7 @@ from pathlib import Path
 from trainer.cli import exit_codes
 from trainer.health import timed_command
 from trainer.health.watch import progress
+from trainer.health.watch.stop_requests import STOP_SIGNALS
 from trainer.recipe import recipe as recipes
 from trainer.report.experiment.arms import Chain, Start
 from trainer.run_folder import pointer
@@ -99,7 +100,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
     def ask(number: int, frame: object) -> None:
         stop.set()
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield

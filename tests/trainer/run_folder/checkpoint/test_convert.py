@@ -115,8 +115,12 @@ def test_every_file_that_does_not_fit_is_named(tmp_path: Path, model_state: dict
         convert.read_open_sora(broken, TINY)
     code = tmp_path / "code.pth"
     torch.save({"a": Path("x")}, code)
-    with pytest.raises(CheckpointError, match=r"code.pth: cannot be read as weights"):
+    with pytest.raises(CheckpointError, match=r"code.pth: cannot be read as weights \(Unsupported .*pathlib"):
         convert.read_open_sora(code, TINY)
+    code.write_text("seed: 1\nname: no weights\n")
+    with pytest.raises(CheckpointError, match="cannot be read as weights") as refused:
+        convert.read_open_sora(code, TINY)
+    assert "weights_only" not in str(refused.value)
 
 
 def test_shards_and_their_index_must_agree(tmp_path: Path, model_state: dict[str, Tensor]) -> None:
