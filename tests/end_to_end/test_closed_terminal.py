@@ -1,4 +1,4 @@
-"""A training outlives its console: it saves when its terminal closes, and goes on without its pipe."""
+"""A training outlives its console: it saves when its terminal closes, and continues without its pipe."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def wait_for_steps(process: subprocess.Popen[bytes], run: Path, steps: int) -> N
 
 
 @pytest.mark.parametrize("console", ["terminal", "pipe"])
-def test_a_training_whose_console_closes_goes_on_and_saves_on_the_signal(
+def test_a_training_whose_console_closes_continues_and_saves_on_the_signal(
     tmp_path: Path, console: str
 ) -> None:
     run = tmp_path / "run"
@@ -50,7 +50,7 @@ def test_a_training_whose_console_closes_goes_on_and_saves_on_the_signal(
     assert checkpoint.load(run).state["step"] == len(numbers(run))
 
 
-def test_a_training_that_ignores_its_terminals_end_as_nohup_has_it_goes_on(tmp_path: Path) -> None:
+def test_a_training_that_ignores_its_terminals_end_as_nohup_has_it_continues(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = command_words(make_shards(tmp_path / "shards"), run, *LONG)
     process = subprocess.Popen(

@@ -47,7 +47,7 @@ class StepWatch:
                 "share": drop.share,
             }
             text = (
-                f"throughput fell to {drop.share:.0%} of its median: "
+                f"throughput is {100 * drop.share:.0f} % below its median: "
                 f"{drop.tokens_per_second:,.0f} tokens/s for {drop.usual:,.0f} ({drop.mix})"
             )
             self._tell("throughput_drop", step, "warn", facts, text)

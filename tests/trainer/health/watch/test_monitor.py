@@ -19,6 +19,7 @@ from trainer.health import clock_steps
 from trainer.health.clock_steps import ClockWatch
 from trainer.health.watch import end_hung_run, heartbeat, monitor, stop_requests, throughput
 from trainer.health.watch.spec import WatchSpec
+from trainer.health.watch.step_monitor import StepWatch
 from trainer.health.watch.throughput import OwnSeconds, SlowRanks, Throughput
 from trainer.run_folder import jsonl, process_records, process_table
 from vidcurate.errors import StorageError
@@ -42,6 +43,17 @@ def test_sigusr2_writes_the_stacks_and_ends_nothing(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGUSR2)
         text = Path(f"/proc/self/fd/{record.stack_descriptor}").read_text()
     assert "test_sigusr2_writes_the_stacks_and_ends_nothing" in text
+
+
+def test_a_falling_rate_is_one_line_of_the_console(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = StepWatch(WatchSpec(), tmp_path, ALONE, stop_requests.Stop())
+    for step in range(30):
+        watch.add(step, own((0.0, 1.0, 1.0)), ["144p-51f"], 4000.0 if step < 20 else 1600.0)
+    line = "throughput is 60 % below its median: 1,600 tokens/s for 4,000 (1x144p-51f)\n"
+    assert capsys.readouterr().err == f"step 22: {line}"
+    assert [event["share"] for event in events(tmp_path, "throughput_drop")] == [0.6]
 
 
 # ── clocks ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -223,7 +223,7 @@ ENGLISH = (
     "froyo toppings swirl",
     "axolotl swims",
     "quokka selfie",
-    "Papier-mâché masks hang on a wall",
+    "Papier-mâché masks on a wall",
     "El Niño storm hits coast",
     "Smörgåsbord table",
     "saké tasting",
