@@ -32,7 +32,11 @@ def test_a_training_whose_console_closes_continues_and_saves_on_the_signal(
     reading, writing = os.openpty() if console == "terminal" else os.pipe()
     words = command_words(make_shards(tmp_path / "shards"), run, *LONG)
     process = subprocess.Popen(
-        [sys.executable, "-m", "trainer", *words], stdout=writing, stderr=writing, start_new_session=True
+        [sys.executable, "-m", "trainer", *words],
+        stdout=writing,
+        stderr=writing,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
     )
     try:
         os.close(writing)
