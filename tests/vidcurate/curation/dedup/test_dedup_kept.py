@@ -112,6 +112,21 @@ def _seen(path: Path, frames: Frames) -> dict[str, Any]:
     }
 
 
+def _seen_without_bars(tmp_path: Path, made: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the scored row of each clip; the scores find bars in none."""
+    rows = {name: _seen(tmp_path / f"{name}.mp4", np.ascontiguousarray(part)) for name, part in made.items()}
+    assert {row[side] for row in rows.values() for side in BARS} == {0}
+    return rows
+
+
+def _why_kept(tmp_path: Path, clip: dict[str, Any], copy: dict[str, Any]) -> str:
+    """Return why the clip is kept over its copy, which dedup must find."""
+    run = make_run(tmp_path / f"run-{copy['clip_id']}", [clip, copy])
+    run_dedup(run, DedupSpec())
+    assert copies(run) == {copy["clip_id"]: clip["clip_id"]}
+    return str(found_in(run)[copy["clip_id"]]["duplicate_kept_because"])
+
+
 def test_bars_that_no_edge_shows_are_distinguished_from_the_copy_without_them(tmp_path: Path) -> None:
     # Lights on black: no bar has a straight edge here, so the scores find none in any copy.
     light, rng = np.zeros((96, 160, 3), np.uint8), np.random.default_rng(3)
@@ -122,14 +137,10 @@ def test_bars_that_no_edge_shows_are_distinguished_from_the_copy_without_them(tm
     made = {name: np.pad(lights, ((0, 0), (y, y), (x, x), (0, 0))) for name, (y, x) in padding.items()}
     made["a-turned"] = np.rot90(made["a-top"], 1, (1, 2))
     made["larger"] = np.stack([cv2.resize(picture, (192, 128)) for picture in lights])
-    rows = {name: _seen(tmp_path / f"{name}.mp4", np.ascontiguousarray(part)) for name, part in made.items()}
-    assert {row[side] for row in rows.values() for side in BARS} == {0}
+    rows = _seen_without_bars(tmp_path, made)
 
     for name in ("a-top", "a-side", "a-turned"):
-        run = make_run(tmp_path / f"run-{name}", [rows["top"], rows[name]])
-        run_dedup(run, DedupSpec())
-        assert copies(run) == {name: "top"}
-        assert found_in(run)[name]["duplicate_kept_because"].startswith("pixels 15360 > 14")
+        assert _why_kept(tmp_path, rows["top"], rows[name]).startswith("pixels 15360 > 14")
     # A squeezed copy has another shape too, and no bars.
     run = make_run(tmp_path / "run", [rows["top"], rows["larger"]])
     run_dedup(run, DedupSpec())
@@ -145,14 +156,10 @@ def test_a_dark_clip_is_kept_over_its_copy_with_unseen_bars_on_all_sides(
     boxed = np.pad(glow, ((0, 0), (down, down), (across, across), (0, 0)))
     scaled = np.stack([cv2.resize(picture, (160, 96), interpolation=cv2.INTER_AREA) for picture in boxed])
     made = {"glow": glow, "a-boxed": boxed, "a-scaled": scaled, "a-turned": np.rot90(boxed, 1, (1, 2))}
-    rows = {name: _seen(tmp_path / f"{name}.mp4", np.ascontiguousarray(part)) for name, part in made.items()}
-    assert {row[side] for row in rows.values() for side in BARS} == {0}
+    rows = _seen_without_bars(tmp_path, made)
 
     for name in ("a-boxed", "a-scaled", "a-turned"):
-        run = make_run(tmp_path / f"run-{name}", [rows["glow"], rows[name]])
-        run_dedup(run, DedupSpec())
-        assert copies(run) == {name: "glow"}
-        assert found_in(run)[name]["duplicate_kept_because"].startswith("pixels 15360 > ")
+        assert _why_kept(tmp_path, rows["glow"], rows[name]).startswith("pixels 15360 > ")
 
 
 @pytest.mark.parametrize("own", [(0, 0), (4, 0), (4, 4)])
