@@ -99,20 +99,20 @@ def program_of(words: Sequence[str]) -> tuple[str, Sequence[str]]:
         at = 1
         while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c"):
             at += 2 if words[at] in ("-X", "-W") else 1
-        at += words[at : at + 1] == ["-m"]
+        at += at < len(words) and words[at] == "-m"
     return (words[at], words[at + 1 :]) if at < len(words) else ("", [])
 
 
 def is_torchrun(pid: int) -> bool:
     """Return whether a process runs torchrun, which restarts ranks however they ended."""
-    return TORCHRUN.fullmatch(program_of([*process_table.command_line(pid)])[0]) is not None
+    return TORCHRUN.fullmatch(program_of(process_table.command_line(pid))[0]) is not None
 
 
 def _is_starter(pid: int) -> bool:
-    program, arguments = program_of([*process_table.command_line(pid)])
+    program, arguments = program_of(process_table.command_line(pid))
     if program != "trainer":
         return program == "trainer.cluster.launch.agent" or is_torchrun(pid)
-    return [*arguments[:1]] == ["launch"] or any(word.startswith("--hostfile") for word in arguments)
+    return "launch" in arguments[:1] or any(word.startswith("--hostfile") for word in arguments)
 
 
 def starters(pid: int, all_of: dict[int, Process]) -> list[Process]:

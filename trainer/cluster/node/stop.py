@@ -128,12 +128,10 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     }
     if request["is_dry_run"]:
         workers = [Ending(process=each, what=_whose(each, ranks)) for each in _workers(ranks, before)]
-        endings = {ending.process.key: ending for ending in (*ranks, *workers)}
-        above = _starters(ranks)
-        endings |= {
-            ending.process.key: ending for ending in _below(above) if ending.process.key not in endings
-        }
-        yield document | {"would_end": [ending.to_json() for ending in (*endings.values(), *above.values())]}
+        above, pids = _starters(ranks), _pids([*ranks, *workers])
+        others = [ending for ending in _below(above) if ending.process.pid not in pids]
+        would_end = (*ranks, *workers, *others, *above.values())
+        yield document | {"would_end": [ending.to_json() for ending in would_end]}
         return
     held = _gpus_of(ranks, before)
     ended: list[Ending] = []
