@@ -32,6 +32,7 @@ from vidcurate.storage import atomic_file
 
 # Columns besides the difficulty whose jump between levels is measured.
 SHIFTING = ("caption_num_words", "num_frames", "duration_seconds")
+LARGEST = 1e100  # the largest difficulty: the squares of more have no sum
 
 
 def _level(number: int, rows: pl.DataFrame, column: str) -> Level:
@@ -166,6 +167,13 @@ def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
     )
     if schema[spec.column].is_float():  # NaN counts as missing
         kept = kept.with_columns(pl.col(spec.column).fill_nan(None))
+        too_large = kept.filter(pl.col(spec.column).abs() > LARGEST)["clip_id"]
+        if len(too_large):
+            raise InputError(
+                f"{source}: {spec.column} of {counted(len(too_large), 'kept clip')} is infinite or beyond "
+                f"{LARGEST:g} (first: {too_large[0]!r}): levels have no mean. Reject them with `vidcurate "
+                f"filter {source.parent} --set limits.{spec.column}.max={LARGEST:g}`, or min=-{LARGEST:g}."
+            )
     return kept
 
 

@@ -18,7 +18,7 @@ Limits = tuple[float | None, float | None]  # (lowest, highest) kept value
 
 
 def _both(values: pl.Series, rule: OutlierRule) -> tuple[float, float]:
-    """Return (lowest, highest) kept value; `values` is not empty and has no nulls."""
+    """Return (lowest, highest) kept value; `values` are finite, one at least."""
 
     def quantile(share: float, how: Literal["lower", "higher", "linear"]) -> float:
         found = values.quantile(share, how)
@@ -49,8 +49,12 @@ def _both(values: pl.Series, rule: OutlierRule) -> tuple[float, float]:
 
 
 def limits(values: pl.Series, rule: OutlierRule) -> Limits:
-    """Return the lowest and the highest of `values` that `rule` keeps; None for an open end."""
-    known = values.cast(pl.Float64).fill_nan(None).drop_nulls()
+    """Return the lowest and the highest of `values` that `rule` keeps; None for an open end.
+
+    They are computed from the finite values: infinite ones would leave no limit, and are beyond each.
+    """
+    known = values.cast(pl.Float64)
+    known = known.filter(known.is_finite())
     if known.is_empty():
         return None, None
     low, high = _both(known, rule)

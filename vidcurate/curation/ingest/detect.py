@@ -5,7 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vidcurate.curation.ingest.adapters import koala36m, miradata, opensora, openvid, panda70m, table
+from vidcurate.curation.ingest.adapters import (
+    koala36m,
+    miradata,
+    opensora,
+    openvid,
+    panda70m,
+    table,
+    webdataset,
+)
 from vidcurate.curation.ingest.files import holds_captioned_images, holds_videos
 from vidcurate.curation.ingest.rows import Rows
 from vidcurate.curation.ingest.source import Source, find, listed
@@ -111,7 +119,7 @@ def recognise_path(path: Path) -> tuple[str, str]:
     """Return (schema, reason) for a folder or a tar. Raises InputError when neither fits, or both."""
     if path.is_file():
         return "webdataset", "the metadata is a .tar file"
-    tars = sum(1 for _ in path.glob("*.tar"))
+    tars = len(webdataset.shard_paths(path))
     videos = holds_videos(path)
     if tars and videos:
         raise InputError(f"{path}: contains both tars and videos. Set schema to webdataset or folder.")

@@ -66,7 +66,7 @@ def _walk(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 def _size_bytes(entry: os.DirEntry[str]) -> int | None:
     """Return the size of a regular file that a table can name; of anything else None: its row is missing."""
-    if _printable(entry.path) != entry.path:
+    if printable(entry.path) != entry.path:
         return None
     try:
         found = entry.stat()
@@ -75,7 +75,7 @@ def _size_bytes(entry: os.DirEntry[str]) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _printable(path: str) -> str:
+def printable(path: str) -> str:
     """Return a name as valid text: bytes that are not UTF-8 become `\\xNN`."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
@@ -100,7 +100,7 @@ def list_folder(root: Path) -> Listing:
                 continue
         if not leaves:
             size = _size_bytes(entry)
-        found.append((_printable(path), size, leaves))
+        found.append((printable(path), size, leaves))
     found.sort()
     whole = hashlib.sha256()
     for path, size, leaves in found:

@@ -130,6 +130,19 @@ def test_what_is_not_a_number_has_no_level(tmp_path: Path) -> None:
         difficulty_stage.run_split(tmp_path, SplitSpec(levels=2, column="source_id"))
 
 
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e308])
+def test_what_has_no_mean_is_refused_with_the_filter_that_rejects_it(tmp_path: Path, value: float) -> None:
+    checked(tmp_path, [1] * 4, motion_score=[2.0, value, 1.0, None])
+
+    with pytest.raises(
+        InputError, match=r"motion_score of 1 kept clip is infinite or beyond 1e\+100 \(first: 'c1'\)"
+    ) as refused:
+        difficulty_stage.run_split(tmp_path, SplitSpec(levels=2, column="motion_score"))
+
+    assert f"vidcurate filter {tmp_path} --set limits.motion_score.max=1e+100" in str(refused.value)
+    assert not (tmp_path / "levels.json").exists()
+
+
 @pytest.mark.parametrize("ties", ["together", "split"])
 def test_one_clip_with_most_of_the_frames_leaves_no_level_empty(tmp_path: Path, ties: Any) -> None:
     checked(tmp_path, [1, 2, 3], num_frames=[1, 1, 1000])

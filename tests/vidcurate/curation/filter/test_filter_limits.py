@@ -1,6 +1,7 @@
 """Limits on any column, presets, missing values, outliers that are exact, and limits on how much may fail."""
 
 import json
+import math
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,18 @@ def test_outlier_limits_depend_on_no_order_and_no_chunks(data: st.DataObject) ->
     parts = [pl.Series(mixed[:at], dtype=pl.Float64), pl.Series(mixed[at:], dtype=pl.Float64)]
 
     assert limits(pl.concat(parts, rechunk=False), rule) == straight
+
+
+@pytest.mark.parametrize("method", ["tail_quantile", "iqr", "mad", "z_score"])
+def test_infinite_values_are_outliers_and_hide_no_other(method: Any) -> None:
+    rule = OutlierRule(column="x", method=method, value=0.1, side="both")
+    numbers = [0.0, 1.0, 2.0, 3.0, 1000.0]
+
+    found = limits(pl.Series([math.inf, -math.inf, math.nan, None, *numbers, math.inf]), rule)
+
+    assert found == limits(pl.Series(numbers), rule)
+    assert all(end is not None and math.isfinite(end) for end in found)
+    assert limits(pl.Series([math.inf, None]), rule) == (None, None)
 
 
 def test_float32_is_checked_as_the_number_that_it_is(tmp_path: Path) -> None:

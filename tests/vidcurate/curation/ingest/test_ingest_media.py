@@ -13,7 +13,7 @@ from tests.vidcurate.curation.ingest.metadata_tables import ingest
 from vidcurate.curation.clip_table.schema import sample_key
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.stage import run_ingest
-from vidcurate.errors import ShardError
+from vidcurate.errors import InputError, ShardError
 
 
 def test_a_folder_takes_the_captions_beside_the_videos(tmp_path: Path) -> None:
@@ -206,3 +206,95 @@ def test_a_cut_off_tar_is_an_error_and_leaves_no_unpacked_folder(tmp_path: Path)
     write_tar(tmp_path / "s.tar", [("a.mp4", b"x" * 5000), ("b.mp4", b"y" * 5000)])
     summary, _, _ = ingest(run, whole)
     assert summary.problems == {"empty_caption": 2}
+
+
+def test_an_extension_that_is_there_twice_begins_a_sample_of_its_own(tmp_path: Path) -> None:
+    pairs = [("a.mp4", b"first"), ("a.txt", b"A cat."), ("a.mp4", b"second"), ("a.txt", b"A dog.")]
+    run = tmp_path / "run"
+    summary, frame, _ = ingest(run, write_tar(tmp_path / "s.tar", pairs))
+
+    assert summary.problems == {"duplicate_id": 1}
+    found = [
+        (row["clip_id"], row["caption"], (run / "videos" / row["video_path"]).read_bytes())
+        for row in frame.to_dicts()
+    ]
+    assert found == [("a", "A cat.", b"first"), ("a#2", "A dog.", b"second")]
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_a_tar_with_a_link_or_a_device_is_refused_by_its_name(tmp_path: Path, kind: bytes) -> None:
+    shard = write_tar(tmp_path / "s.tar", [("a.mp4", b"v"), ("a.txt", b"A cat.")])
+    link = tarfile.TarInfo("b.mp4")
+    link.type, link.linkname = kind, "a.mp4"
+    with tarfile.open(shard, "a") as archive:
+        archive.addfile(link)
+
+    with pytest.raises(ShardError, match=r"s\.tar: b\.mp4 is a link or a device.*--hard-dereference"):
+        ingest(tmp_path / "run", shard)
+    assert not (tmp_path / "run" / "ingest.parquet").exists()
+
+
+def test_hidden_members_of_a_tar_are_passed_over(tmp_path: Path) -> None:
+    members = [("./._a.mp4", b"mac"), ("./a.mp4", b"v"), ("./._a.txt", b"mac"), ("./a.txt", b"A cat.")]
+    shard = write_tar(tmp_path / "s.tar", [*members, (".DS_Store", b"mac")])
+    with tarfile.open(shard, "a") as archive:
+        folder = tarfile.TarInfo("folder")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+
+    summary, frame, _ = ingest(tmp_path / "run", shard)
+    assert not summary.problems
+    assert frame.select("clip_id", "caption").rows() == [("a", "A cat.")]
+
+
+@pytest.mark.parametrize("sparse", [{"map": "x,y"}, {"major": "1", "minor": "0", "realsize": "9"}])
+def test_a_tar_with_a_damaged_map_of_a_sparse_file_is_an_error(
+    tmp_path: Path, sparse: dict[str, str]
+) -> None:
+    info = tarfile.TarInfo("a.mp4")
+    info.size = 512
+    info.pax_headers = {f"GNU.sparse.{name}": value for name, value in sparse.items()}
+    with tarfile.open(tmp_path / "s.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info, io.BytesIO(b"zz\n" * 200))
+
+    with pytest.raises(ShardError, match=r"s\.tar: the tar is damaged"):
+        ingest(tmp_path / "run", tmp_path / "s.tar")
+
+
+def test_a_tar_of_a_thousand_names_for_one_member_is_an_error(tmp_path: Path) -> None:
+    name = tarfile.TarInfo("././@LongLink")
+    name.type, name.size = tarfile.GNUTYPE_LONGNAME, 6
+    header = name.tobuf(tarfile.GNU_FORMAT) + b"a.mp4\0".ljust(512, b"\0")
+    shard = write_tar(tmp_path / "s.tar", [("a.mp4", b"v")])
+    shard.write_bytes(header * 2000 + shard.read_bytes())
+
+    with pytest.raises(ShardError, match=r"s\.tar: the tar is damaged"):
+        ingest(tmp_path / "run", shard)
+
+
+def test_tars_are_known_by_any_case_and_a_compressed_one_among_them_is_refused(tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for name in ("one.tar", "two.TAR"):
+        write_tar(shards / name, [(f"{name[:3]}.mp4", b"v"), (f"{name[:3]}.txt", b"A cat.")])
+    summary, frame, _ = ingest(tmp_path / "run", shards)
+    assert summary.reason == "the folder holds .tar files (2)"
+    assert sorted(frame["clip_id"]) == ["one", "two"]
+
+    (shards / "three.tar.gz").write_bytes(b"")
+    with pytest.raises(InputError, match=r"three\.tar\.gz is a compressed tar.*among 2 that are"):
+        ingest(tmp_path / "again", shards)
+
+
+def test_a_members_name_that_is_not_utf_8_is_shown_by_its_bytes(tmp_path: Path) -> None:
+    shard = tmp_path / "s.tar"
+    with tarfile.open(shard, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
+        for suffix, payload in (("mp4", b"v"), ("txt", b"A cat."), ("json", b"{")):
+            info = tarfile.TarInfo(f"\xff.{suffix}")
+            info.size = len(payload)
+            archive.addfile(info, io.BytesIO(payload))
+
+    _, frame, report = ingest(tmp_path / "run", shard)
+
+    assert frame.select("clip_id", "caption").rows() == [("\\xff", "A cat.")]
+    assert "\\xff.json" in str(report["bad_values"])

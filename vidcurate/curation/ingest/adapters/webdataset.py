@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from vidcurate.curation.clip_table.schema import COLUMNS, sample_key
 from vidcurate.curation.ingest.adapters.folder import described
-from vidcurate.curation.ingest.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from vidcurate.curation.ingest.files import IMAGE_SUFFIXES, VIDEO_SUFFIXES, printable
 from vidcurate.curation.ingest.rows import Rows
 from vidcurate.curation.ingest.spec import IngestSpec
 from vidcurate.curation.ingest.staged_rows import stage
@@ -27,6 +27,7 @@ from vidcurate.storage import atomic_file
 from vidcurate.storage.file_window import FileBytes
 
 _CHUNK_BYTES = 1 << 20
+_COMPRESSED = (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,29 +39,56 @@ class Unpacked:
 
 
 def shard_paths(metadata: Path) -> list[Path]:
-    """Return the tars that `metadata` (a tar or a folder of tars) means, sorted by name."""
-    return [metadata] if metadata.is_file() else sorted(metadata.glob("*.tar"))
+    """Return the tars that `metadata` (a tar or a folder of tars) means, sorted by name.
+
+    Raises InputError where a compressed tar lies among them: it would not be read.
+    """
+    if metadata.is_file():
+        return [metadata]
+    files = sorted(metadata.glob("*"))
+    tars = [path for path in files if path.suffix.lower() == ".tar"]
+    left_out = [path.name for path in files if path.name.lower().endswith(_COMPRESSED)] if tars else []
+    if left_out:
+        raise InputError(
+            f"{metadata}: {left_out[0]} is a compressed tar, which is not read, among {len(tars)} that are. "
+            "Decompress it, or move it to another folder."
+        )
+    return tars
 
 
 def folder_name(shard: Path, digest: str) -> str:
     return f"{shard.stem}-{digest[:12]}"
 
 
-def _samples(archive: tarfile.TarFile) -> Iterator[tuple[str, list[tuple[str, tarfile.TarInfo]]]]:
-    """Yield (key, [(extension, member)]) for each run of members that share a key."""
+def _members(archive: tarfile.TarFile, shard: Path) -> Iterator[tarfile.TarInfo]:
+    """Yield the members that are files, without the hidden ones. Raises ShardError for a link or a device."""
+    for member in archive:
+        member.name = printable(member.name)
+        if member.isdir() or PurePosixPath(member.name).name.startswith("."):
+            continue
+        if not member.isfile():
+            raise ShardError(
+                f"{shard}: {member.name} is a link or a device, whose bytes the tar does not hold "
+                "under this name. Write it again with `tar --dereference --hard-dereference`."
+            )
+        yield member
+
+
+def _samples(
+    archive: tarfile.TarFile, shard: Path
+) -> Iterator[tuple[str, list[tuple[str, tarfile.TarInfo]]]]:
+    """Yield (key, [(extension, member)]) for each run of members that share a key, each extension once."""
     key: str | None = None
     members: list[tuple[str, tarfile.TarInfo]] = []
-    for member in archive:
-        if not member.isfile():
-            continue
+    for member in _members(archive, shard):
         pure = PurePosixPath(member.name)
         stem, _, extension = pure.name.partition(".")
-        its_key = str(pure.with_name(stem)) if stem else pure.name
-        if its_key != key and key is not None:
+        its_key, extension = str(pure.with_name(stem)), f".{extension.lower()}"
+        if key is not None and (its_key != key or extension in {known for known, _ in members}):
             yield key, members
             members = []
         key = its_key
-        members.append((f".{extension.lower()}", member))
+        members.append((extension, member))
     if key is not None:
         yield key, members
 
@@ -160,13 +188,13 @@ def _shard(
             nullcontext() if final.is_dir() else atomic_file.atomic_folder(final) as partial,
             tarfile.open(shard, "r:") as archive,
         ):
-            for key, members in _samples(archive):
+            for key, members in _samples(archive, shard):
                 yield _sample(archive, key, members, folder, partial, found, names, spec, is_ours=is_ours)
             with shard.open("rb") as file:
                 problem = problem_at_end(FileBytes(file, shard.stat().st_size), archive.offset)
         if problem:
             raise tarfile.ReadError(problem)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, RecursionError) as error:  # the latter two: tarfile's, of a header
         raise ShardError(f"{shard}: the tar is damaged ({error}). Fetch it again or leave it out.") from error
     except OSError as error:
         raise StorageError(
