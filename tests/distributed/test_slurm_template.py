@@ -85,6 +85,7 @@ def test_the_save_signal_reaches_the_ranks_and_the_job_asks_for_turns_until_it_i
             until = time.monotonic() + LIMIT_SECONDS
             while limit.exists() and time.monotonic() < until:
                 time.sleep(0.01)
+            time.sleep(0.5)  # the script looks for signals five times a second
 
     reported = read_in_lock_step(job, gate, limit_seconds=LIMIT_SECONDS, on_step=time_is_nearly_up)
 
