@@ -33,7 +33,7 @@ from vidcurate.shards.layout import (
     is_remuxed,
     to_json,
 )
-from vidcurate.storage import atomic_file
+from vidcurate.storage import atomic_file, regular_file
 from vidcurate.storage.checksum import crc32c, sha256_file
 
 BUILD = ".build"  # folder of unfinished work, inside the folder of the shards
@@ -81,9 +81,8 @@ def problem_of(videos: Path, video_path: str | None, size_bytes: int) -> tuple[s
     if inside.is_absolute() or ".." in inside.parts:
         return "path_outside_root", f"{video_path} is outside the video folder"
     try:
-        size = (videos / inside).stat().st_size
-        with (videos / inside).open("rb"):
-            pass
+        with regular_file.opened(videos / inside) as file:
+            size = os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return "missing", f"{video_path}: no such file"
     except OSError as error:

@@ -76,3 +76,13 @@ def test_a_set_heals_once_the_right_files_are_given(folder: Path) -> None:
     summary, levels = built(folder, "full", "copy")
 
     assert (summary.rows_failed, levels) == (0, {"full": 3})
+
+
+def test_a_pipe_in_the_place_of_a_probed_file_is_a_failed_clip(folder: Path) -> None:
+    (folder / "copy/good.mp4").unlink()
+    os.mkfifo(folder / "copy/good.mp4")
+
+    summary, _ = built(folder, "index", "copy")
+
+    assert summary.rows_failed == 1
+    assert "good.mp4: cannot be read (it is no regular file)" in summary.failed[0]

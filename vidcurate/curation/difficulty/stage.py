@@ -32,7 +32,7 @@ from vidcurate.storage import atomic_file
 
 # Columns besides the difficulty whose jump between levels is measured.
 SHIFTING = ("caption_num_words", "num_frames", "duration_seconds")
-LARGEST = 1e100  # the largest difficulty: the squares of more have no sum
+LARGEST_DIFFICULTY = 1e100  # the largest difficulty: the squares of more have no sum
 
 
 def _level(number: int, rows: pl.DataFrame, column: str) -> Level:
@@ -167,12 +167,13 @@ def _rows(clips: pl.LazyFrame, spec: SplitSpec, source: Path) -> pl.DataFrame:
     )
     if schema[spec.column].is_float():  # NaN counts as missing
         kept = kept.with_columns(pl.col(spec.column).fill_nan(None))
-        too_large = kept.filter(pl.col(spec.column).abs() > LARGEST)["clip_id"]
+        too_large = kept.filter(pl.col(spec.column).abs() > LARGEST_DIFFICULTY)["clip_id"]
         if len(too_large):
+            limit, end = f"limits.{spec.column}.max", f"{LARGEST_DIFFICULTY:g}"
             raise InputError(
                 f"{source}: {spec.column} of {counted(len(too_large), 'kept clip')} is infinite or beyond "
-                f"{LARGEST:g} (first: {too_large[0]!r}): levels have no mean. Reject them with `vidcurate "
-                f"filter {source.parent} --set limits.{spec.column}.max={LARGEST:g}`, or min=-{LARGEST:g}."
+                f"{end} (first: {too_large[0]!r}): levels have no mean. Reject them with `vidcurate "
+                f"filter {source.parent} --set {limit}={end}`, or min=-{end}."
             )
     return kept
 
@@ -195,11 +196,16 @@ def run_split(run: Path, spec: SplitSpec, *, progress: Progress = no_progress) -
         if entries is None or summary.rows_dropped_here == _num_reported(entries):
             return summary
     clips = table.scan(run, previous)
-    rows, dropped = _drop(_rows(clips, spec, source), spec)
-    if rows.is_empty():
+    kept = _rows(clips, spec, source)
+    if kept.is_empty():
+        target.unlink(missing_ok=True)  # a split of an older filter, which report would refuse
         raise InputError(
-            f"{source}: no clip is kept, so there is nothing to split. See {run / 'funnel.json'}."
+            f"{source}: no clip is kept, so there is nothing to split. `vidcurate report {run}` shows which "
+            "rules rejected them."
         )
+    rows, dropped = _drop(kept, spec)
+    if rows.is_empty():
+        raise InputError(f"{source}: {spec.column} has no value in any of {counted(len(kept), 'kept clip')}.")
     with ThreadPoolExecutor(max_workers=1) as beside:
         folds = beside.submit(_with_folds, rows, spec)
         levels = _with_levels(rows, spec, source)

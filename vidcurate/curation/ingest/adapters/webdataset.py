@@ -47,8 +47,8 @@ def shard_paths(metadata: Path) -> list[Path]:
         return [metadata]
     files = sorted(metadata.glob("*"))
     tars = [path for path in files if path.suffix.lower() == ".tar"]
-    left_out = [path.name for path in files if path.name.lower().endswith(_COMPRESSED)] if tars else []
-    if left_out:
+    left_out = [path.name for path in files if path.name.lower().endswith(_COMPRESSED)]
+    if tars and left_out:
         raise InputError(
             f"{metadata}: {left_out[0]} is a compressed tar, which is not read, among {len(tars)} that are. "
             "Decompress it, or move it to another folder."
