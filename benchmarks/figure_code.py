@@ -2,8 +2,8 @@
 
 Names are followed: a statement of a module counts where a statement that counts uses what it binds, and where
 it may do more than bind, as the import of its module then does that. Comments, docstrings, layout, what is
-raised, an `except` that ends in a raise, and statements that nothing runs yet change no figure. Of a command
-that starts other programs of the packages, modules count whole, and so does what `python -m trainer` uses.
+raised, an `except` that ends in a raise, limits of a recipe's values, and statements that nothing runs yet
+change no figure. Of a command that starts other programs of the packages, modules count whole, and so does what `python -m trainer` uses.
 """
 
 import ast
@@ -18,6 +18,8 @@ PACKAGES = ("vidcurate", "trainer")
 NOT_CODE = ("rows", "figure_code")  # what keeps the figures
 BINDS = ("dataclass", "cache", "functools.cache", "lru_cache", "contextmanager")
 """decorators that only bind; another may register"""
+LIMITS = ("gt", "ge", "lt", "le", "min_length", "max_length", "pattern", "allow_inf_nan")
+"""what pydantic refuses a recipe's value by"""
 Code = dict[Path, set[str] | None]
 """the names that count in each file; None: all"""
 Import = tuple[str, str, str | None]
@@ -213,7 +215,22 @@ def _is_of_others(data: Path, found: Iterable[str]) -> bool:
 
 
 class _WithoutRefusals(ast.NodeTransformer):
-    """Drops what is raised, and each `except` that ends in a raise: no figure is of a run that ends so."""
+    """Drops what is raised, each `except` that ends in a raise, and the limits of a recipe's values.
+
+    No figure is of a run that ends so.
+    """
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        if ast.unparse(node.func) in ("Field", "ConfigDict"):
+            node.keywords = [one for one in node.keywords if one.arg not in LIMITS]
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
+        is_annotated = ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple)
+        parts = node.slice.elts if is_annotated and isinstance(node.slice, ast.Tuple) else []
+        return parts[0] if parts and {ast.unparse(one) for one in parts[1:]} == {"Field()"} else node
 
     def visit_Raise(self, node: ast.Raise) -> ast.Raise:
         node.exc = node.cause = None

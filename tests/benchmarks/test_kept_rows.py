@@ -233,6 +233,21 @@ def test_an_except_that_ends_in_a_raise_changes_no_figure(code: ModuleType) -> N
     )
 
 
+def test_a_limit_of_a_recipes_value_changes_no_figure(code: ModuleType) -> None:
+    text = "class Spec(Recipe):\n    steps: {} = {}\n"
+    first = code.statements(text.format("Count", 30))
+    for limited in ("Annotated[Count, Field(le=1000)]", "Annotated[Count, Field(gt=0, allow_inf_nan=False)]"):
+        assert code.statements(text.format(limited, 30)) == first
+    for other in (text.format("Annotated[Count, Field(alias='n')]", 30), text.format("int", 30)):
+        assert code.statements(other) != first
+    assert code.statements(text.format("Annotated[Count, Field(le=1000)]", 31)) != first
+    config = "class Spec:\n    model_config = ConfigDict(strict={}{})\n"
+    assert code.statements(config.format(True, ", allow_inf_nan=False")) == code.statements(
+        config.format(True, "")
+    )
+    assert code.statements(config.format(True, "")) != code.statements(config.format(False, ""))
+
+
 def test_a_function_that_only_a_refusal_calls_changes_no_figure(code: ModuleType) -> None:
     text = (
         "def read():\n    try:\n        return _value()\n    except ValueError as error:\n"

@@ -83,9 +83,13 @@ def clips(home: Path, pipeline: list[Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_the_real_clips_go_the_pipeline_as_the_page_shows(pipeline: list[tuple[str, list[str], str]]) -> None:
-    for command, shown, printed in pipeline:
-        for line in shown:
-            assert squeezed(line) in squeezed(printed), f"{command}: the page shows {line!r}"
+    missing = [
+        f"{command}: {line!r} in {printed!r}"
+        for command, shown, printed in pipeline
+        for line in shown
+        if squeezed(line) not in squeezed(printed)
+    ]
+    assert not missing, "\n".join(missing)
 
 
 def test_every_stage_has_seen_every_row(home: Path, clips: dict[str, dict[str, Any]]) -> None:

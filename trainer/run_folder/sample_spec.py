@@ -6,6 +6,9 @@ from pydantic import Field
 
 from vidcurate.recipe.recipe import Recipe
 
+MOST_FRAMES = MOST_PX = 10_000
+MOST_STEPS = 1000
+
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -21,15 +24,15 @@ class SampleSpec(Recipe):
     """one clip for each prompt and seed"""
     every: Count = 100
     """steps between rounds of samples"""
-    steps: Count = 30
+    steps: Annotated[Count, Field(le=MOST_STEPS)] = 30
     """Euler steps of a sample"""
     guidance: float = 7.0
     """scale of classifier-free guidance; 1 is none"""
-    num_frames: Count = 51
+    num_frames: Annotated[Count, Field(le=MOST_FRAMES)] = 51
     """frames"""
-    height: Count = 144
+    height: Annotated[Count, Field(le=MOST_PX)] = 144
     """px"""
-    width: Count = 256
+    width: Annotated[Count, Field(le=MOST_PX)] = 256
     """px"""
     fps: Annotated[float, Field(gt=0, le=240)] = 24.0
     """frames/s: passed to the model as conditioning and used for the mp4"""

@@ -13,8 +13,9 @@ from vidcurate.errors import MediaError
 from vidcurate.media import mp4_boxes
 from vidcurate.media.container import codec_of, opened, packets_of
 from vidcurate.media.headers import header_of
+from vidcurate.media.packet_times import set_times
 from vidcurate.media.packets import frame_map_of
-from vidcurate.media.transcode import MP4_CODECS, decoding_times
+from vidcurate.media.transcode import MP4_CODECS
 
 _MP4_SOUND = {"aac", "mp3", "ac3", "eac3", "opus", "flac", "alac"}
 
@@ -36,13 +37,11 @@ def remux_to_mp4(source: Path) -> bytes | None:
             shown = [packet for packet in packets if packet.stream_index == stream.index]
             if not shown or any(packet.pts is None for packet in packets):
                 return None
-            times = iter(decoding_times(shown))
+            time_base = set_times(shown, stream.time_base, stream.average_rate)
             with av.open(target, "w", format="mp4", options={"fflags": "+bitexact"}) as output:
                 copies = {one.index: output.add_stream_from_template(one) for one in (stream, *sounds)}
-                copies[stream.index].time_base = stream.time_base
+                copies[stream.index].time_base = time_base
                 for packet in packets:
-                    if packet.stream_index == stream.index:
-                        packet.dts = next(times)
                     packet.stream = copies[packet.stream_index]
                     output.mux(packet)
         except (av.FFmpegError, OSError, ValueError):

@@ -22,6 +22,7 @@ from pydantic import Field
 from vidcurate.errors import MediaError
 from vidcurate.media.container import codec_of, opened, packets_of, reason_of
 from vidcurate.media.display_times import DisplayTimes, are_guessed
+from vidcurate.media.packet_times import set_times
 from vidcurate.media.packets import SEEKABLE
 from vidcurate.media.scale import ClipOrientation, Orientation, cover, frame_with_message
 from vidcurate.recipe.recipe import Recipe
@@ -135,20 +136,6 @@ def _wanted_packets(
     return packets, np.asarray(times)
 
 
-def decoding_times(packets: list[Any]) -> list[int]:
-    """Return the decoding times: the packets' own or, when one is missing, rising ones made from pts.
-
-    Matroska files have no decoding times, and after a seek FFmpeg cannot derive the first ones.
-    """
-    own = [packet.dts for packet in packets]
-    if None not in own:
-        return own
-    shown = [packet.pts for packet in packets]
-    rising = sorted(shown)
-    delay = max(time - pts for time, pts in zip(rising, shown, strict=True))
-    return [time - delay for time in rising]
-
-
 def trim_video(source: Path, start_seconds: float | None, end_seconds: float | None) -> Cut:
     """Return the part from the first key frame in the interval to its end (exclusive), without re-encoding.
 
@@ -164,13 +151,13 @@ def trim_video(source: Path, start_seconds: float | None, end_seconds: float | N
             rate = frame_rate(container, stream)
             seek_before(container, stream, start)
             packets, times = _wanted_packets(container, stream, rate, start, end)
-            first = min(packet.pts for packet in packets)
             output = av.open(target, "w", format=_FORMATS[extension], options={"fflags": "+bitexact"})
             try:
                 copy = output.add_stream_from_template(stream)
-                copy.time_base = stream.time_base
-                for packet, dts in zip(packets, decoding_times(packets), strict=True):
-                    packet.pts, packet.dts = packet.pts - first, dts - first
+                copy.time_base = set_times(packets, stream.time_base, rate)
+                first = min(packet.pts for packet in packets)
+                for packet in packets:
+                    packet.pts, packet.dts = packet.pts - first, packet.dts - first
                     packet.stream = copy
                     output.mux(packet)
             finally:

@@ -22,10 +22,18 @@ from vidcurate.recipe.removed_keys import branches, schema_of
 
 
 class Recipe(BaseModel):
-    """Base of every recipe model: frozen, an unknown key is an error, docstrings describe the fields."""
+    """Base of every recipe model: frozen, docstrings describe the fields.
+
+    An unknown key is an error, and so is an infinite number: JSON, in which runs keep their recipe, has none.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
     )
 
 

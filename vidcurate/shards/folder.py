@@ -18,6 +18,7 @@ from vidcurate.errors import InputError, StageError, StorageError
 from vidcurate.shards import index_file
 from vidcurate.shards.layout import ShardPlan, ShardSpec
 from vidcurate.shards.manifest import MANIFEST_NAME, read_manifest
+from vidcurate.shards.probed_file import problem_of
 from vidcurate.shards.reader_indexes import export as reader_indexes_export
 from vidcurate.shards.write_shard import (
     BUILD,
@@ -26,7 +27,6 @@ from vidcurate.shards.write_shard import (
     PLACES,
     Record,
     packed,
-    problem_of,
     write_json,
 )
 from vidcurate.storage import json_shape, regular_file

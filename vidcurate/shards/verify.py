@@ -7,6 +7,7 @@ its frame map. `verify` writes nothing and trusts nothing: tars, index and manif
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -69,6 +70,11 @@ def _open_index(folder: Path, manifest: dict[str, Any] | None, problems: list[Pr
     except (MissingError, ShardError) as error:
         add_problem(str(error).removeprefix(f"{path}: "))
         return None
+    without_text = pc.is_null(opened_index.words("text_offset"))
+    for name in ("text_size", "text_crc32c"):
+        if not pc.is_null(opened_index.words(name)).equals(without_text):
+            add_problem(f"has a text_offset without a {name}, or the other way round")
+            return None
     for name in ("clip_id", "sample_key"):
         counts = pc.value_counts(opened_index.words(name))
         for value in counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist():
@@ -89,7 +95,15 @@ def _manifest_against_index(manifest: dict[str, Any], known: index.Index, proble
 
     for what in ("structure_fingerprint", "content_fingerprint"):
         compare("", what, manifest[what], getattr(known, what))
-    compare("", "rows_written", manifest["totals"]["rows_written"], len(known))
+    for what, value in _totals(manifest, known).items():
+        compare("", what, manifest["totals"].get(what), value)
+    if "extensions" in manifest:
+        extensions = Counter(known.words("video_extension").to_pylist())
+        compare("", "extensions", manifest["extensions"], dict(sorted(extensions.items())))
+    if "integrity_levels" in manifest:
+        clips = sum(manifest["integrity_levels"].values())
+        compare("", "the clips of all integrity_levels", clips, len(known))
+    facts = _facts_of_shards(known)
     listed = {entry["name"]: entry for entry in manifest["shards"]}
     for name in sorted(prints.keys() | listed.keys()):
         if name not in listed:
@@ -103,6 +117,37 @@ def _manifest_against_index(manifest: dict[str, Any], known: index.Index, proble
         else:
             said = listed[name]["structure_fingerprint"], listed[name]["content_fingerprint"]
             compare(name, "its fingerprints", said, prints[name])
+            for what, value in facts[name].items():
+                compare(name, what, listed[name][what], value)
+
+
+def _totals(manifest: dict[str, Any], known: index.Index) -> dict[str, int]:
+    """Return the totals that follow from the index and the manifest's own lists."""
+    kept, rejected = len(known) + len(manifest["failed"]), manifest["totals"].get("rows_rejected")
+    rejected = rejected if type(rejected) is int and rejected >= 0 else 0
+    return {
+        "rows_rejected": rejected,
+        "rows_written": len(known),
+        "rows_failed": len(manifest["failed"]),
+        "rows_kept": kept,
+        "rows_in": kept + rejected,
+        "shards": len(manifest["shards"]),
+        "bytes": sum(entry["bytes"] for entry in manifest["shards"]),
+    }
+
+
+def _facts_of_shards(known: index.Index) -> dict[str, dict[str, Any]]:
+    """Return shard → {clips, fold, level} by the index; several values of one fact are a list."""
+    starts = np.searchsorted(known.shard_number, np.arange(len(known.shards) + 1)).tolist()
+    found: dict[str, dict[str, Any]] = {}
+    for name, first, end in zip(known.shards, starts, starts[1:], strict=False):
+        folds = known.words("fold").slice(first, end - first).unique().to_pylist()
+        levels = np.unique(known.level[first:end]).tolist()
+        found[name] = {"clips": end - first} | {
+            what: values[0] if len(values) == 1 else values
+            for what, values in (("fold", folds), ("level", levels))
+        }
+    return found
 
 
 README = "README.md"  # of the hub, written by `vidcurate card`

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from blake3 import blake3
@@ -33,8 +33,9 @@ from vidcurate.shards.layout import (
     is_remuxed,
     to_json,
 )
-from vidcurate.storage import atomic_file, regular_file
-from vidcurate.storage.checksum import crc32c, sha256_file
+from vidcurate.shards.probed_file import check_content, problem_of
+from vidcurate.storage import atomic_file
+from vidcurate.storage.checksum import crc32c
 
 BUILD = ".build"  # folder of unfinished work, inside the folder of the shards
 _CHUNK_BYTES = 1 << 18  # fits into a core's cache while being hashed and written
@@ -73,44 +74,6 @@ class ShardTask:
     checks_content: bool = False
 
 
-def problem_of(videos: Path, video_path: str | None, size_bytes: int) -> tuple[str, str] | None:
-    """Return (kind, reason) when the file differs from the table, else None."""
-    if not video_path:
-        return "missing", "the table names no file"
-    inside = PurePosixPath(video_path)
-    if inside.is_absolute() or ".." in inside.parts:
-        return "path_outside_root", f"{video_path} is outside the video folder"
-    try:
-        with regular_file.opened(videos / inside) as file:
-            size = os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        return "missing", f"{video_path}: no such file"
-    except OSError as error:
-        return "unreadable", f"{video_path}: cannot be read ({error.strerror})"
-    if size != size_bytes:
-        return "size_changed", f"{video_path} has {size} bytes; it had {size_bytes} when it was probed"
-    if not size:
-        return "empty", f"{video_path}: the file is empty"
-    if size > tar_write.MAX_MEMBER_BYTES:
-        return "too_large", f"{video_path} has {size} bytes; a tar member takes {tar_write.MAX_MEMBER_BYTES}"
-    return None
-
-
-def _check_content(path: Path, row: Mapping[str, Any]) -> None:
-    """Raise MediaError where probe took a SHA-256 (it read the file whole) and the file has another."""
-    wanted = row.get("file_sha256")
-    try:
-        is_other = wanted is not None and sha256_file(path) != wanted
-    except OSError as error:
-        raise MediaError(f"{path.name}: reading failed ({error.strerror})", kind="unreadable") from error
-    if is_other:
-        raise MediaError(
-            f"{row['video_path']} has other bytes than the file that was probed; run `vidcurate probe` on "
-            "this folder",
-            kind="content_changed",
-        )
-
-
 def _chunks(path: Path, size_bytes: int) -> Iterator[bytes]:
     """Yield the bytes of a file in chunks. Raises MediaError when the file has not `size_bytes` bytes."""
     done = 0
@@ -139,9 +102,12 @@ def _add_sample(
     problem = problem_of(task.videos, row["video_path"], size)
     if problem:
         raise MediaError(problem[1], kind=problem[0])
+    if size > tar_write.MAX_MEMBER_BYTES:
+        most = tar_write.MAX_MEMBER_BYTES
+        raise MediaError(f"{row['video_path']} has {size} bytes; a tar member takes {most}", kind="too_large")
     path = task.videos / row["video_path"]
     if task.checks_content:
-        _check_content(path, row)
+        check_content(task.videos, row["video_path"], row.get("file_sha256"))
     facts = clip_facts(row, task.columns, task.spec.mode)
     changed: dict[str, Any] = {}
     cut = None

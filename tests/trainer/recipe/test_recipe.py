@@ -26,6 +26,20 @@ def test_the_tests_recipe_says_everything_by_itself() -> None:
     assert TrainRecipe.model_validate_json(json.dumps(recipes.to_json(recipe))) == recipe
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("sample.guidance=1e400", "sample.guidance is .*finite number"),
+        ("stages.0.flow.shift_scale=1e400", "stages.0.flow.shift_scale is .*finite number"),
+        ("sample.num_frames=99999999999999999999", "sample.num_frames is .*less than or equal to 10000"),
+        ("sample.height=10001", "sample.height is .*less than or equal to 10000"),
+    ],
+)
+def test_a_number_that_no_run_can_use_is_refused_before_it_starts(setting: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        with_settings(setting)
+
+
 def test_a_preset_names_a_published_model() -> None:
     text = SMOKE.read_text()
     model = text[text.index("model:") : text.index("video_encoder:")]

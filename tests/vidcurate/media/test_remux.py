@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.vidcurate.curation.probe.test_useless_times import written
 from vidcurate.errors import MediaError
-from vidcurate.media import decode
+from vidcurate.media import decode, transcode
+from vidcurate.media.container import opened
 from vidcurate.media.headers import read_header_and_index
 from vidcurate.media.packets import frame_map_of
 from vidcurate.media.remux import remux_to_mp4
@@ -51,7 +53,37 @@ def test_every_frame_and_time_comes_over(make_video: Make, tmp_path: Path, name:
     assert len(times) == 24
     if was is not None:
         steps = np.diff(np.sort(was.pts)) * float(was.time_base)
-        assert np.allclose(np.diff(np.sort(times.pts)) * float(times.time_base), steps)
+        assert np.allclose(np.diff(np.sort(times.pts)) * float(times.time_base), steps, atol=1e-3)
+
+
+@pytest.mark.parametrize("fps", [24.0, 25.0, 30000 / 1001, 12.5, 60.0])
+@pytest.mark.parametrize("num_frames", [24, 37, 53])
+def test_one_constant_rate_in_matroska_is_that_rate_in_mp4(
+    make_video: Make, tmp_path: Path, num_frames: int, fps: float
+) -> None:
+    source = make_video("clip.mkv", num_frames=num_frames, fps=fps)
+
+    for payload in (remux_to_mp4(source), transcode.trim_video(source, None, None).payload):
+        assert payload is not None
+        with opened(payload) as (_, stream):
+            assert float(stream.average_rate) == fps
+        times = frame_map_of(payload)
+        assert times is not None
+        seconds = (np.sort(times.pts) - times.pts.min()) * float(times.time_base)
+        assert np.allclose(seconds, np.arange(num_frames) / fps, atol=1e-9, rtol=0)
+
+
+def test_uneven_times_in_matroska_stay_as_they_are(tmp_path: Path) -> None:
+    numbers = [number + 3 * (number // 5) for number in range(60)]
+    source = written(tmp_path / "uneven.mkv", numbers, rate=25)
+
+    payload = remux_to_mp4(source)
+
+    assert payload is not None
+    times = frame_map_of(payload)
+    assert times is not None
+    shown = np.sort(times.pts) - times.pts.min()
+    assert (shown * float(times.time_base) * 25).round(6).tolist() == numbers
 
 
 def test_a_codec_that_mp4_does_not_carry_is_left_as_it_is(make_video: Make) -> None:

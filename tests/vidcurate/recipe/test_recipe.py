@@ -35,6 +35,7 @@ class Whole(Recipe):
         ("model:\n  depth: '4'\n", 'r.yaml:2: model.depth is "4": input should be a valid integer.'),
         ("model:\n  depth: 4.5\n", "r.yaml:2: model.depth is 4.5:"),
         ("model:\n  lr: 1e-4x\n", "r.yaml:2: model.lr is"),
+        ("model:\n  lr: 1e400\n", "r.yaml:2: model.lr is Infinity: input should be a finite number"),
         ("verbose: yes\n", 'r.yaml:1: verbose is "yes"'),  # YAML 1.1 would call it true
         ("stages:\n  - name: a\n  - nme: b\n", "r.yaml:3: stages.1.nme is not a setting."),
         ("stages:\n  - sizes: {}\n", "r.yaml:2: stages.0.name is missing and has no default"),

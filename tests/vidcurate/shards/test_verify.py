@@ -20,7 +20,7 @@ from vidcurate.shards import index, index_file, tar_write
 from vidcurate.shards.layout import ShardSpec
 from vidcurate.shards.manifest import read_manifest
 from vidcurate.shards.verify import verify
-from vidcurate.shards.verify_shard import Level
+from vidcurate.shards.verify_shard import LEVELS, Level
 from vidcurate.storage.checksum import crc32c
 
 
@@ -246,6 +246,44 @@ def test_a_manifest_that_says_other_than_the_index_is_named(shards: Path) -> Non
     (shards / "manifest.json").mkdir()
     with pytest.raises(StorageError, match=r"manifest\.json: cannot be read \(it is no regular file\)"):
         read_manifest(shards)
+
+
+def test_every_count_of_the_manifest_is_compared(shards: Path) -> None:
+    path = shards / "manifest.json"
+    text = path.read_text()
+    forged: list[tuple[tuple[str | int, ...], Any]] = [
+        *((("totals", name), value) for name in json.loads(text)["totals"] for value in (0, 99, None)),
+        (("shards", 0, "clips"), 1),
+        (("shards", 0, "fold"), "validation"),
+        (("shards", 0, "level"), 7),
+        (("extensions", "mp4"), 5),
+        (("integrity_levels", "full"), 9),
+    ]
+    for place, value in forged:
+        manifest = json.loads(text)
+        inside = manifest
+        for key in place[:-1]:
+            inside = inside[key]
+        if inside.get(place[-1]) == value:
+            continue
+        inside[place[-1]] = value
+        path.write_text(json.dumps(manifest))
+        said = reported(shards, "index")
+        assert any(line.startswith("manifest.json: ") for line in said), (place, said)
+
+
+@pytest.mark.parametrize("column", ["text_size", "text_crc32c"])
+def test_a_place_in_the_index_without_size_or_checksum_is_named(shards: Path, column: str) -> None:
+    path = shards / "index.parquet"
+    table = pq.read_table(path)
+    values = pa.array([None, *table[column].to_pylist()[1:]], table.schema.field(column).type)
+    table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), values)
+    pq.write_table(table, path)
+
+    for level in LEVELS:
+        assert f"index.parquet: has a text_offset without a {column}, or the other way round" in reported(
+            shards, level
+        )
 
 
 def test_a_forged_manifest_is_named_and_nothing_unforeseen(shards: Path) -> None:

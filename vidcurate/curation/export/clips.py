@@ -24,7 +24,10 @@ from vidcurate.storage.checksum import file_state
 FOLDS = ("train", "validation")
 # Names that trainers look for in a folder of clips: a clip of such a name gets another key.
 _RESERVED = {"caption", "captions", "prompt", "prompts", "video", "videos", "metadata", "meta", "dataset"}
-_OPTIONAL = ("start_seconds", "end_seconds", "is_variable_fps", "captions", "caption_name")
+_OPTIONAL = (
+    *("start_seconds", "end_seconds", "is_variable_fps", "captions", "caption_name"),
+    *("file_size_bytes", "file_sha256"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,8 @@ class Shape:
 class PlannedClip:
     """Clip to write. `shape` None: as the file is. `source_state`: size and time of the file.
 
+    The file is `video_path` in the folder `videos`. Probe found the size `probed_bytes` and the SHA-256
+    `probed_sha256`: None where it did not, the latter also where all sizes and times are those of then.
     `captions` are (name, text), the one that trainers of one caption read first; `own` the own columns.
     """
 
@@ -74,8 +79,11 @@ class PlannedClip:
     fold: str
     captions: tuple[tuple[str, str], ...]
     own: dict[str, Any]
-    source: str
+    videos: str
+    video_path: str
     source_state: tuple[int, int] | None
+    probed_bytes: int | None
+    probed_sha256: str | None
     start_seconds: float | None
     end_seconds: float | None
     is_variable_fps: bool
@@ -135,17 +143,25 @@ def _shape(row: dict[str, Any], spec: ExportSpec) -> tuple[Shape | None, str | N
 
 
 def _planned(
-    row: dict[str, Any], videos: Path, shape: Shape | None, spec: ExportSpec, own: Iterable[str]
+    row: dict[str, Any],
+    videos: Path,
+    shape: Shape | None,
+    spec: ExportSpec,
+    own: Iterable[str],
+    *,
+    is_as_probed: bool,
 ) -> PlannedClip:
-    source = videos / row["video_path"]
     return PlannedClip(
         key=_key(row["sample_key"]),
         clip_id=row["clip_id"],
         fold=row["fold"],
         captions=captions_of(row, spec.caption),
         own={name: row[name] for name in own if row[name] is not None},
-        source=str(source),
-        source_state=file_state(source),
+        videos=str(videos),
+        video_path=row["video_path"],
+        source_state=file_state(videos / row["video_path"]),
+        probed_bytes=row.get("file_size_bytes"),
+        probed_sha256=None if is_as_probed else row.get("file_sha256"),
         start_seconds=row.get("start_seconds"),
         end_seconds=row.get("end_seconds"),
         is_variable_fps=bool(row.get("is_variable_fps")),
@@ -163,6 +179,8 @@ def plan(run: Path, spec: ExportSpec, videos: Path) -> Plan:
     spec.check()
     if not videos.is_dir():
         raise InputError(f"{videos}: no such video folder. Set it with --videos FOLDER.")
+    videos = videos.resolve()  # however it is spelled, it is the same folder
+    as_probed = kept_clips.is_as_probed(run, videos)
     stage = table.newest_stage(run)
     where = table.stage_path(run, stage)
     clips, _ = kept_clips.read_clips(run, stage)
@@ -185,7 +203,7 @@ def plan(run: Path, spec: ExportSpec, videos: Path) -> Plan:
             raise InputError(
                 f"{where}: fold {row['fold']!r} of {row['clip_id']!r}; folds: {', '.join(FOLDS)}."
             )
-        one = _planned(row, videos, shape, spec, own)
+        one = _planned(row, videos, shape, spec, own, is_as_probed=as_probed)
         found[one.key] = one
     if not any(clip.fold == "train" for clip in found.values()):
         counts = ", ".join(f"{reason} {count:,}" for reason, count in sorted(left_out.items()))

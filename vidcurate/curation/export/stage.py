@@ -120,7 +120,7 @@ def _alone(out: Path) -> Iterator[None]:
 
 def _lost(clip: PlannedClip, loss: Loss) -> dict[str, Any]:
     how = "the worker crashed twice" if loss == "crashed" else f"took longer than {_SECONDS_PER_CLIP:g} s"
-    return failed(clip, loss, f"{Path(clip.source).name}: {how}.")
+    return failed(clip, loss, f"{clip.video_path}: {how}.")
 
 
 def _write_one(clip: PlannedClip, building: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from vidcurate.media.decode import count_decodable_frames
 from vidcurate.media.packets import frame_map_of
 from vidcurate.media.scale import orientation_of, pixel_shape
 from vidcurate.media.transcode import TranscodeSpec, frame_rate
+from vidcurate.shards.probed_file import check_content, problem_of
 from vidcurate.storage import atomic_file
 
 SPEC = TranscodeSpec()
@@ -63,7 +64,11 @@ def failed(clip: PlannedClip, kind: str, problem: str) -> dict[str, Any]:
 
 
 def _write_video(clip: PlannedClip, target: Path) -> str:
-    source = Path(clip.source)
+    videos = Path(clip.videos)
+    if problem := problem_of(videos, clip.video_path, clip.probed_bytes):
+        raise MediaError(problem[1], kind=problem[0])
+    check_content(videos, clip.video_path, clip.probed_sha256)
+    source = videos / clip.video_path
     is_whole = clip.start_seconds is None and clip.end_seconds is None
     if is_whole and not clip.is_variable_fps:
         facts, codec, is_mp4, is_upright = _look(source)

@@ -5,7 +5,6 @@ Thresholds are inclusive; keeping nothing is an error.
 
 import difflib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -42,8 +41,6 @@ class Limit(Recipe):
     def _is_one_kind(self) -> Self:
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min {self.min:g} is above max {self.max:g}: nothing could be kept")
-        if self.min == math.inf or self.max == -math.inf:
-            raise ValueError(f"min {self.min}, max {self.max}: nothing could be kept")
         is_range = self.min is not None or self.max is not None
         if is_range and (self.allowed is not None or self.forbidden is not None):
             raise ValueError("min and max are for numbers, allowed and forbidden for words; give one kind")
