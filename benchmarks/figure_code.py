@@ -1,9 +1,10 @@
 """Code of a figure: the statements that a benchmark's command runs, and which of them have changed.
 
-Names are followed: a statement of a module counts where a statement that counts uses what it binds, and where
-it may do more than bind, as the import of its module then does that. Comments, docstrings, layout, what is
-raised, an `except` that ends in a raise, limits of a recipe's values, and statements that nothing runs yet
-change no figure. Of a command that starts other programs of the packages, modules count whole, and so does what `python -m trainer` uses.
+Names are followed: a statement of a module counts where a statement that counts uses what it binds, and
+where it may do more than bind, as the import of its module then does that. Comments, docstrings, layout,
+what is raised, an `except` that ends in a raise, limits of a recipe's values, and statements that nothing
+runs yet change no figure. Of a command that starts other programs of the packages, modules count whole, and
+so does what `python -m trainer` uses.
 """
 
 import ast

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import commands
+from trainer.cli.output_paths import output_folder
+from trainer.run_folder.sample_ranges import number_fault, text_fault
 from vidcurate.errors import InputError, StorageError, VidcurateError, counted, printable
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prompt", action="append", default=[], help="may be repeated; default: the recipe's"
     )
-    parser.add_argument("--out", type=Path, help="folder for the mp4 files (RUN/samples/requested)")
+    parser.add_argument("--out", type=output_folder, help="folder for the mp4 files (RUN/samples/requested)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="Euler steps")
     parser.add_argument("--guidance", type=float, help="guidance scale; 1 is none")
@@ -67,22 +69,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check(given: argparse.Namespace) -> None:
+    """Raise InputError for a number out of its range, and for a prompt that is no text."""
+    for name in ("steps", "guidance", "fps"):
+        value = getattr(given, name)
+        if value is not None and (fault := number_fault(name, value)):
+            raise InputError(f"--{name} {value}: {fault}.")
+    for prompt in given.prompt:
+        if fault := text_fault(prompt):
+            raise InputError(f"--prompt {prompt}: {fault}.")
+
+
 def _new_file(folder: Path, name: str) -> Path:
     """Create an empty file of this name in the folder, or with -2, -3, … where it exists; return its path.
 
     Raises StorageError.
     """
     file = folder / name
-    for number in itertools.count(2):
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            file.open("xb").close()
-        except FileExistsError:
-            file = folder / f"{Path(name).stem}-{number}{Path(name).suffix}"
-        except OSError as error:
-            raise StorageError(f"{file}: cannot be written ({error.strerror}); give --out FOLDER.") from error
-        else:
-            break
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(2):
+            try:
+                file.open("xb").close()
+                break
+            except FileExistsError:
+                file = folder / f"{Path(name).stem}-{number}{Path(name).suffix}"
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be written ({error.strerror}); give --out FOLDER.") from error
     return file
 
 
@@ -92,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> None:
+    _check(given)
     with commands.loading():
         import torch
 
@@ -100,7 +114,7 @@ def _run(given: argparse.Namespace) -> None:
         from trainer.run_folder import sample_rounds
         from trainer.run_folder.checkpoint import checkpoint
 
-    path = checkpoint.find(given.path)
+    path = checkpoint.find_named(given.path)
     model, recipe, state = sample_clips.load_model(path, raw=given.raw)
     folder, before = given.out, ""
     if folder is None:
@@ -122,5 +136,9 @@ def _run(given: argparse.Namespace) -> None:
                 "than is free; give a smaller --size."
             ) from error
         file = _new_file(folder, f"{before}{entry.file}")
-        sample_clips.write_clip(file, frames, spec.fps)
+        try:
+            sample_clips.write_clip(file, frames, spec.fps)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
         print(f"{file}  {printable(entry.prompt)}", flush=True)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainer.cli import commands
+from trainer.cli.output_paths import output_file
 from vidcurate.errors import InputError, counted
 from vidcurate.storage import atomic_file
 
@@ -34,6 +35,9 @@ def _run(given: argparse.Namespace) -> None:
         )
     if len(given.runs) > 1 and given.cost_table is not None:
         raise InputError(f"--cost-table: a cost table is that of one run, and there are {len(given.runs)}.")
+    for run in given.runs:
+        if not run.is_dir():
+            raise InputError(f"{run}: no such run folder.")
     runs = [read_run(run) for run in given.runs]
     balances = [balance(run.lines, run.events) for run in runs]
     if given.cost_table is not None:
@@ -64,13 +68,13 @@ def _run(given: argparse.Namespace) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     parser = commands.parser("report", "Write one HTML page that shows a run, or several.", EXAMPLE)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the page (default: RUN/{PAGE})")
+    parser.add_argument("--out", type=output_file, metavar="FILE", help=f"the page (default: RUN/{PAGE})")
     parser.add_argument(
         "--json", action="store_true", help="print the figures as JSON; write a page only with --out"
     )
     parser.add_argument(
         "--cost-table",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="write the seconds of a clip of each bucket, as the run measured them, for buckets.cost_table",
     )

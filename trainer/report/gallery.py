@@ -236,4 +236,9 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     given = parser.parse_args(words)
-    return commands.run_short_command(lambda: print(write_gallery(given.run)))
+
+    def run() -> None:
+        metrics.check_is_run(given.run)
+        print(write_gallery(given.run))
+
+    return commands.run_short_command(run)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainer.run_folder import line_forms
 from trainer.run_folder.jsonl import EVENTS, append_line, record_event
-from vidcurate.errors import StorageError
+from vidcurate.errors import InputError, MissingError, StorageError
 from vidcurate.storage import atomic_file, regular_file
 
 METRICS = "metrics.jsonl"
@@ -187,3 +187,15 @@ def console_line(line: dict[str, Any], last_step: int, seconds_per_step: float, 
         if width and len("  ".join(parts.values())) > width:
             del parts[name]
     return "  ".join(parts.values())
+
+
+def check_is_run(folder: Path) -> None:
+    """Raise InputError unless a training writes or has written here, or a copy of it is arriving."""
+    if not folder.is_dir():
+        raise MissingError(f"{folder}: no such run folder.")
+    is_run = any((folder / name).exists() for name in (EVENTS, METRICS, ".lock"))
+    if not is_run and not any(folder.glob("step-*")):
+        raise InputError(
+            f"{folder}: is no run folder (no {EVENTS} and no step-… in it). Give the folder that `output` "
+            "named, once its training or its copy has started."
+        )

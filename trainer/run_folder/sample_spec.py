@@ -4,10 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from trainer.run_folder.sample_ranges import RANGES
 from vidcurate.recipe.recipe import Recipe
-
-MOST_FRAMES = MOST_PX = 10_000
-MOST_STEPS = 1000
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -24,15 +22,15 @@ class SampleSpec(Recipe):
     """one clip for each prompt and seed"""
     every: Count = 100
     """steps between rounds of samples"""
-    steps: Annotated[Count, Field(le=MOST_STEPS)] = 30
+    steps: Annotated[Count, Field(le=RANGES["steps"][2])] = 30
     """Euler steps of a sample"""
     guidance: float = 7.0
     """scale of classifier-free guidance; 1 is none"""
-    num_frames: Annotated[Count, Field(le=MOST_FRAMES)] = 51
+    num_frames: Annotated[Count, Field(le=RANGES["num_frames"][2])] = 51
     """frames"""
-    height: Annotated[Count, Field(le=MOST_PX)] = 144
+    height: Annotated[Count, Field(le=RANGES["height"][2])] = 144
     """px"""
-    width: Annotated[Count, Field(le=MOST_PX)] = 256
+    width: Annotated[Count, Field(le=RANGES["width"][2])] = 256
     """px"""
     fps: Annotated[float, Field(gt=0, le=240)] = 24.0
     """frames/s: passed to the model as conditioning and used for the mp4"""

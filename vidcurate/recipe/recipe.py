@@ -22,23 +22,15 @@ from vidcurate.recipe.removed_keys import branches, schema_of
 
 
 class Recipe(BaseModel):
-    """Base of every recipe model: frozen, docstrings describe the fields.
-
-    An unknown key is an error, and so is an infinite number: JSON, in which runs keep their recipe, has none.
-    """
+    """Base of every recipe model: frozen, no unknown keys, finite numbers; docstrings describe the fields."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        validate_default=True,
-        use_attribute_docstrings=True,
+        frozen=True, extra="forbid", strict=True, validate_default=True, use_attribute_docstrings=True,
         allow_inf_nan=False,
-    )
+    )  # fmt: skip
 
 
 M = TypeVar("M", bound=Recipe)
-
 
 # What a file is by its keys, and the command that reads it; for one that was given to another.
 KINDS = (

@@ -1,5 +1,6 @@
 """The command `sample` writes beside the run, and over nothing."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from tests.trainer.shards_for_tests import make_shards, smoke
 from trainer.generation import sample_command
 from trainer.run_folder import sample_rounds
 from trainer.train import train
+from vidcurate.media import encode
 
 SMALL = ["--prompt", "a red square", "--size", "2x16x16", "--steps", "1"]
 
@@ -70,3 +72,67 @@ def test_a_size_beyond_the_memory_is_one_line(
         "error: 8 frames of 4000000 x 4000000 px need more memory than is free; give a smaller --size."
     ]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_place_of_the_folder_ends_the_command(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("samples"))
+    (own / "samples").mkdir()
+    (own / "samples" / "requested").write_text("mine")
+
+    assert sample_command.main([str(own), *SMALL]) == 1
+
+    assert "cannot be written (File exists); give --out FOLDER" in capsys.readouterr().err
+    assert (own / "samples" / "requested").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--fps", "nan"], "--fps nan: a number from 0.1 to 240 is needed."),
+        (["--fps", "inf"], "--fps inf: "),
+        (["--fps=-1"], "--fps -1.0: "),
+        (["--steps", "0"], "--steps 0: a whole number from 1 to 1000 is needed."),
+        (["--steps=-1"], "--steps -1: "),
+        (["--steps", "9" * 400], "--steps 999"),
+        (["--guidance", "nan"], "--guidance nan: a number from 0 to 100 is needed."),
+        (["--guidance", "inf"], "--guidance inf: "),
+        (["--prompt", "x\udcff"], "--prompt x\\udcff: has half of a surrogate pair; Unicode text is needed."),
+    ],
+)
+def test_what_serve_refuses_is_refused_here_and_nothing_is_written(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert sample_command.main([str(run), *SMALL, "--out", str(tmp_path / "out"), *words]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_clip_that_cannot_be_written_leaves_no_file(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(encode, "write_video", fail)
+
+    assert sample_command.main([str(run), *SMALL, "--out", str(tmp_path)]) == 1
+
+    assert "No space left on device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a recipe", "a folder of runs", "nothing"])
+def test_what_is_no_run_is_a_wrong_request(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "a recipe").write_text("name: x\n")
+    (tmp_path / "a folder of runs").mkdir()
+
+    assert sample_command.main([str(tmp_path / name), *SMALL]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / name) in line

@@ -106,6 +106,24 @@ def test_a_page_before_the_first_sample_says_so(tmp_path: Path) -> None:
     assert "after the second step" in data["curve"]
 
 
+@pytest.mark.parametrize("name", ["curation", "runs", "runs/one/step-00000002"])
+def test_a_folder_that_is_no_run_gets_no_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    checkpoint = tmp_path / "runs" / "one" / "step-00000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    (tmp_path / "curation").mkdir()
+    (tmp_path / "curation" / "ingest.parquet").touch()
+    before = sorted((tmp_path / name).iterdir())
+
+    assert gallery.main([str(tmp_path / name)]) == 2
+
+    assert "is no run folder (no events.jsonl and no step-… in it)" in capsys.readouterr().err
+    assert sorted((tmp_path / name).iterdir()) == before
+    assert gallery.main([str(checkpoint.parent)]) == 0
+
+
 def test_a_round_made_again_has_another_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = []
     for now in (100.0, 200.0):

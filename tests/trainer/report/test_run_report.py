@@ -216,6 +216,11 @@ def test_what_is_no_run_and_two_runs_without_a_place_are_refused(
     assert report_command.main([str(tmp_path), str(tmp_path)]) == 2
     assert "--out" in capsys.readouterr().err
     assert not os.listdir(tmp_path)
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text("name: tiny\n")
+    for missing in (recipe, tmp_path / "none"):
+        assert report_command.main([str(missing)]) == 2
+        assert capsys.readouterr().err == f"error: {missing}: no such run folder.\n"
 
 
 def test_a_stopped_run_has_no_lost_time() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands
+from trainer.cli.output_paths import output_folder
 from vidcurate.errors import InputError, counted
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as for training: spinning threads starve the decoders
@@ -42,7 +43,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE", help="the training recipe, YAML or JSON")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="the folder of latents; made if not there"
+        "--out",
+        type=output_folder,
+        required=True,
+        metavar="FOLDER",
+        help="the folder of latents; made if not there",
     )
     commands.add_settings(
         parser, "change one setting of the recipe, such as encoded.latent_dtype=bfloat16; may be repeated"

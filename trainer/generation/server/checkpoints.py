@@ -111,11 +111,6 @@ def there(run: Path, part: str, waiting: Waiting) -> tuple[list[Path], list[tupl
     return whole, wanting
 
 
-def is_run(folder: Path) -> bool:
-    """Return whether a training writes or has written into the folder, or a copy of it is arriving."""
-    return any((folder / name).exists() for name in (jsonl.EVENTS, ".lock")) or any(folder.glob("step-*"))
-
-
 def is_done(run: Path) -> bool:
     """Return whether the training has written its last step and has not restarted since."""
     kinds = [line["event"] for line in metrics.read_metrics(run / jsonl.EVENTS)]

@@ -29,7 +29,7 @@ from trainer.run_folder import jsonl, metrics, sample_rounds
 from trainer.run_folder import layout as run_folder_layout
 from trainer.run_folder.checkpoint import checkpoint
 from trainer.training import validation
-from vidcurate.errors import CheckpointError, InputError, MissingError, VidcurateError
+from vidcurate.errors import CheckpointError, InputError, VidcurateError
 from vidcurate.storage import lock
 
 REDRAW_SECONDS = 15.0
@@ -299,13 +299,7 @@ def held(service: Service, world: World) -> Iterator[None]:
 
 
 def _hold(run: Path, service: Service, stack: ExitStack) -> None:
-    if not run.is_dir():
-        raise MissingError(f"{run}: no such run folder.")
-    if not checkpoints.is_run(run):
-        raise InputError(
-            f"{run}: is no run folder (no {jsonl.EVENTS} and no step-… in it). Give the folder that "
-            "`output` named, once its training or its copy has started."
-        )
+    metrics.check_is_run(run)
 
     def busy(holder: str) -> InputError:
         return InputError(

@@ -263,8 +263,8 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.server.endpoint.token
         if token is None:
             host = self.headers.get("Host", "")
-            name = host if host in LOOPBACK else host.rpartition(":")[0]
-            if name not in LOOPBACK:
+            name = host if host.lower() in LOOPBACK else host.rpartition(":")[0]
+            if name.lower() not in LOOPBACK:
                 raise Refused(403, f"Host is {host!r}; without a token only loopback names are answered.")
             return
         given = self.headers.get("Authorization", "")

@@ -8,18 +8,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.run_folder.sample_ranges import RANGES, number_fault, text_fault
 from vidcurate.errors import counted
 
-# name → (kind, least, most); the run's recipe sets missing fields.
-FIELDS: dict[str, tuple[type, float, float]] = {
-    "seed": (int, 0, 2**63 - 1),
-    "num_frames": (int, 1, 10_000),
-    "height": (int, 2, 10_000),
-    "width": (int, 2, 10_000),
-    "steps": (int, 1, 1000),
-    "guidance": (float, 0, 100),
-    "fps": (float, 0.1, 240),
-}
+FIELDS = tuple(RANGES)  # the numbers; the run's recipe sets missing fields
 WORDS = ("prompt", "checkpoint", "run")
 MAX_PROMPT = 4000
 MAX_BODY_BYTES = 65_536
@@ -121,26 +113,19 @@ def parse(body: bytes) -> dict[str, Any]:
         if name in WORDS:
             if not isinstance(value, str):
                 raise Refused(400, f"{name} is {value!r}; text is needed.")
-            if any("\ud800" <= letter <= "\udfff" for letter in value):
-                raise Refused(400, f"{name} has half of a surrogate pair; Unicode text is needed.")
+            if fault := text_fault(value):
+                raise Refused(400, f"{name} {fault}.")
         elif name in FIELDS:
-            _check_number(name, value)
+            if fault := number_fault(name, value):
+                raise Refused(400, f"{name} is {value!r}; {fault}.")
         else:
             raise Refused(400, f"{name} is no field; the fields are {', '.join((*WORDS, *FIELDS))}.")
     prompt = asked.get("prompt", "").strip()
     if not prompt:
-        raise Refused(400, 'prompt is missing; send {"prompt": TEXT, …}.')
+        raise Refused(400, 'prompt is missing or empty; send {"prompt": TEXT, …}.')
     if len(prompt) > MAX_PROMPT:
         raise Refused(413, f"the prompt has {len(prompt)} characters; the limit is {MAX_PROMPT}.")
     return {**asked, "prompt": prompt}
-
-
-def _check_number(name: str, value: object) -> None:
-    kind, least, most = FIELDS[name]
-    is_number = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most:  # type: ignore[operator]  # nor is NaN
-        word = "a whole number" if kind is int else "a number"
-        raise Refused(400, f"{name} is {value!r}; {word} from {least:g} to {most:g} is needed.")
 
 
 def check_pixels(num_frames: int, height: int, width: int, limits: Limits) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import commands as cli_commands
+from trainer.cli.output_paths import output_file
 from vidcurate.errors import InputError
 from vidcurate.storage import atomic_file
 
 MOST_PICTURES = 2000  # on one page
+MOST_RANKS = 100_000
 
 EXAMPLE = """\
   python -m trainer plan show recipes/first-steps.yaml --steps 1:2 --captions
@@ -81,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--steps", metavar="A:B", help="the steps from A to B, counted from 1; or one step")
     show.add_argument("--world", type=int, metavar="W", help="say which of W ranks runs each micro-batch")
     show.add_argument("--captions", action="store_true", help="with the captions")
-    show.add_argument("--html", type=Path, metavar="OUT", help="write a page with captions and first frames")
+    show.add_argument(
+        "--html", type=output_file, metavar="OUT", help="write a page with captions and first frames"
+    )
     show.add_argument("--clip", metavar="ID", help="the steps that show this clip")
     show.add_argument("--until", type=int, metavar="STEP", help="with --clip: up to here (all)")
     return parser
@@ -93,6 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if value is not None and value < 1:
             print(f"error: --{name} {value}: must be 1 or more.", file=sys.stderr)
             return 2
+    if given.world is not None and given.world > MOST_RANKS:
+        print(f"error: --world {given.world}: must be {MOST_RANKS} or less.", file=sys.stderr)
+        return 2
 
     def run() -> None:
         report, words = _show(given)

@@ -42,7 +42,7 @@ def recipe_of(path: Path, settings: Sequence[str] = ()) -> TrainRecipe:
         raise InputError(f"--set: {path} is a run or a checkpoint, whose recipe cannot change.")
     file, kept = path / run_folder_layout.RECIPE, run_folder_layout.read_recipe(path)
     if not kept:
-        file = checkpoint.find(path) / "state.json"
+        file = checkpoint.find_named(path) / "state.json"
         kept = checkpoint.read_state(file.parent).get("recipe") or {}
     try:
         return recipes.from_saved(kept)

@@ -34,6 +34,7 @@ from vidcurate import __version__
 from vidcurate.errors import (
     CheckpointError,
     CheckpointFormatError,
+    InputError,
     MissingError,
     StorageError,
     VidcurateError,
@@ -174,6 +175,16 @@ def find(path: Path) -> Path:
         f"{path}: neither a checkpoint (no manifest.json in it: half copied?) nor a run folder "
         f"(no {pointer.LATEST})."
     )
+
+
+def find_named(path: Path) -> Path:
+    """Return what `find` does, of a path that a command names. Raises InputError for any other folder."""
+    try:
+        return find(path)
+    except CheckpointError as error:
+        if pointer.is_there(path) or checkpoints(path):
+            raise
+        raise InputError(str(error)) from error
 
 
 def _json_file(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ The command imports torch only when it runs, so that --help and a wrong argument
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("pixart, opensora and export take SOURCE FOLDER, show takes SOURCE")
     if given.ema is not None and (given.action != "export" or given.raw):
         parser.error("--ema belongs to export, without --raw")
+    if given.shard_gb is not None and not 0 < given.shard_gb < math.inf:
+        parser.error(f"--shard-gb {given.shard_gb:g}: must be a number above 0")
     return commands.run_short_command(lambda: _run(given))
 
 

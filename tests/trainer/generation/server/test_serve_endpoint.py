@@ -115,6 +115,7 @@ def test_a_clip_on_request_is_that_of_sampling_by_hand(
         ([], 400, "no JSON object"),
         ({}, 400, "prompt is missing"),
         ({"prompt": " "}, 400, "prompt is missing"),
+        ({"prompt": ""}, 400, "prompt is missing or empty"),
         ({"prompt": 3}, 400, "text is needed"),
         ({"prompt": "x", "sede": 1}, 400, "sede is no field"),
         ({"prompt": "x", "seed": -1}, 400, "seed is -1; a whole number"),
@@ -162,7 +163,9 @@ def test_other_paths_and_bodies_without_a_length_or_of_another_kind_are_refused(
 
 def test_a_page_of_another_name_is_not_answered(port: int) -> None:
     assert ask(port, "GET", "/health", Host="evil.example").code == 403
-    assert ask(port, "GET", "/health", Host=f"localhost:{port}").code == 200
+    for name in ("localhost", "LOCALHOST", "LocalHost"):
+        assert ask(port, "GET", "/health", Host=name).code == 200
+        assert ask(port, "GET", "/health", Host=f"{name}:{port}").code == 200
 
 
 def test_a_token_is_asked_for_and_compared(run: Path) -> None:

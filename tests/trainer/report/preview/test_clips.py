@@ -155,6 +155,9 @@ def test_a_rejected_clip_is_shown_no_more_after_the_resume(
     assert main(["clips", str(run), "--reject", "nobody"]) == 2
     assert main(["clips", str(run), "--reject", other, "--curation", str(tmp_path / "none")]) == 2
     assert "no such run folder" in capsys.readouterr().err
+    for step in (["--step", "1"], ["--clip", other]):
+        assert main(["clips", str(tmp_path), *step]) == 2
+        assert "neither a checkpoint" in capsys.readouterr().err
 
 
 def test_a_resumed_run_forgets_the_losses_of_repeated_steps(made: tuple[Path, Path], tmp_path: Path) -> None:

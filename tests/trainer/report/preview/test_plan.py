@@ -142,6 +142,11 @@ def test_a_thumbnail_is_small_and_even() -> None:
         (["show", "RECIPE", "--steps", "1:99"], "step 99: tiny has the steps 1 to 6"),
         (["show", "RECIPE", "--clip", "nobody"], "no stage of tiny has a clip of this name"),
         (["show", "RECIPE", "--steps", "1", "--world", "0"], "--world 0: must be 1 or more"),
+        (
+            ["show", "RECIPE", "--steps", "1", "--world", "10000000"],
+            "--world 10000000: must be 100000 or less",
+        ),
+        (["show", str(ROOT / "recipes"), "--steps", "1"], "neither a checkpoint (no manifest.json in it"),
         (["show", "nowhere.yaml", "--steps", "1"], "nowhere.yaml: no such recipe file"),
     ],
 )

@@ -231,6 +231,17 @@ def test_a_runs_average_or_its_weights_go_out_as_open_sora_has_them(
     origin = Origin(ckpt_path=tmp_path / "average")
     train(smoke(tmp_path / "shards", tmp_path / "next", "stages.0.steps=1", "sample=null"), origin)
 
+    words = ["export", str(run), str(tmp_path / "parts"), "--shard-gb"]
+    for size in ("nan", "inf", "1e400", "0", "-1"):
+        with pytest.raises(SystemExit) as ended:
+            convert_command.main([*words[:-1], f"--shard-gb={size}"])
+        assert ended.value.code == 2
+        assert f"--shard-gb {float(size):g}: must be a number above 0" in capsys.readouterr().err
+    assert not (tmp_path / "parts").exists()
+    assert convert_command.main([*words, "1e-5"]) == 0
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    capsys.readouterr()
+
     assert convert_command.main(["export", str(tmp_path / "shards"), str(tmp_path / "no")]) == 1
     assert "neither a checkpoint" in capsys.readouterr().err
 
