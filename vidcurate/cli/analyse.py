@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from vidcurate.cli.common import Json, RecipeFile, Run, Settings, app, print_summary, screen, spec_of
+from vidcurate.cli.common import (
+    Json,
+    RecipeFile,
+    Run,
+    Settings,
+    app,
+    output_file,
+    print_summary,
+    screen,
+    spec_of,
+)
 from vidcurate.executor.progress import progress_bar
 
 
@@ -133,7 +143,9 @@ def fetch_plan(
             metavar="PLACE",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The download list.", metavar="FILE")] = Path("plan.csv"),
+    out: Annotated[
+        Path, typer.Option("--out", callback=output_file, help="The download list.", metavar="FILE")
+    ] = Path("plan.csv"),
     fetch: Annotated[
         Path | None, typer.Option("--fetch", help="Also fetch the files into this folder.", metavar="FOLDER")
     ] = None,
@@ -183,7 +195,8 @@ def fetch_plan(
 def card(
     run: Run,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The file. Default: RUN/card.md.", metavar="FILE")
+        Path | None,
+        typer.Option("--out", callback=output_file, help="The file. Default: RUN/card.md.", metavar="FILE"),
     ] = None,
     recipe: RecipeFile = None,
     settings: Settings = None,

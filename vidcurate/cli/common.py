@@ -221,6 +221,16 @@ def stage_progress(run: Path, command: str, *, quiet: bool) -> Iterator[Progress
         yield progress
 
 
+def output_file(path: Path | None) -> Path | None:
+    """Return the path of a file to write; raise InputError where something is there that is no file.
+
+    A file is written beside its place and renamed: a device or a pipe would be replaced.
+    """
+    if path is not None and path.exists() and not path.is_file():
+        raise InputError(f"{path}: is no regular file. Name another.")
+    return path
+
+
 def known_videos(run: Path) -> Path | None:
     """Return the video folder that ingest used, None when it used none."""
     from vidcurate.curation.clip_table import reconciliation, stage_json, table

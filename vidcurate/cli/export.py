@@ -14,6 +14,7 @@ from vidcurate.cli.common import (
     Videos,
     Workers,
     app,
+    output_file,
     print_summary,
     stage_progress,
     videos_of,
@@ -194,8 +195,7 @@ def _export_table(run: Path, out: Path, table_format: str, *, to_json: bool) -> 
         name = out / f"clips.{table_format}"
         raise InputError(f"{out}: is a folder. Name the table's file: vidcurate export {run} {name}")
     target = out if out.suffix == f".{table_format}" else out.with_name(f"{out.name}.{table_format}")
-    if target.exists() and not target.is_file():
-        raise InputError(f"{target}: is no file. Name a file for the table.")
+    output_file(target)
     table.export(table.scan(run, stage), target)
     facts = {"stage": stage, "file": str(target), "size_bytes": target.stat().st_size}
     print_summary(facts, title="export", to_json=to_json)

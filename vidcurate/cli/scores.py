@@ -20,6 +20,7 @@ from vidcurate.cli.common import (
     app,
     executor_of,
     known_videos,
+    output_file,
     print_summary,
     spec_of,
     stage_progress,
@@ -107,7 +108,12 @@ def split_scenes(
     inputs: Annotated[
         list[Path], typer.Argument(help="A run folder, a folder of videos, or videos.", metavar="INPUT...")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The table: .parquet, .csv or .jsonl.", metavar="FILE")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", callback=output_file, help="The table: .parquet, .csv or .jsonl.", metavar="FILE"
+        ),
+    ],
     videos: Videos = None,
     workers: Workers = None,
     recipe: RecipeFile = None,

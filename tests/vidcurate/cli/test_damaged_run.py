@@ -108,6 +108,28 @@ def test_a_pipe_in_place_of_a_file_is_named_and_nothing_waits_for_it(
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["export", "RUN", "PIPE"],
+        ["card", "RUN", "--out", "PIPE"],
+        ["split-scenes", "RUN", "--out", "PIPE"],
+        ["fetch-plan", "RUN", "--parts", "parts", "--out", "PIPE"],
+    ],
+)
+def test_a_pipe_that_is_named_for_a_result_is_refused_and_stays(
+    run: Path, tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+
+    words = failed(capsys, *({"RUN": run, "PIPE": pipe}.get(word, word) for word in command))
+
+    assert f"{pipe}: is no regular file. Name another." in words
+    assert pipe.is_fifo()
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["ingest.parquet", "reconcile.json", "captions.csv"])
 def test_ingest_waits_for_no_pipe(
     run: Path, made: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
