@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -66,19 +67,21 @@ def build_shards(
 
     spec = spec_of(ShardSpec, recipe, settings)
     readers = reader_indexes_export.readers_of(also) if also else ()
-    with stage_progress(run, "build-shards", quiet=to_json) as progress:
+    folder = out or run / "shards"
+    is_of_run = folder.absolute() == (run / "shards").absolute()  # others are no cost of the run
+    bar = partial(stage_progress, run) if is_of_run else progress_bar
+    with bar("build-shards", quiet=to_json) as progress:
         summary = run_build_shards(
             run,
             spec,
             videos=videos_of(run, videos),
-            out=out or run / "shards",
+            out=folder,
             overwrite=overwrite,
             is_unprobed_allowed=unprobed,
             num_workers=workers or usable_cpus(),
             progress=progress,
         )
         if readers:
-            folder = out or run / "shards"
             reader_indexes_export.export(
                 folder, readers, num_workers=workers or usable_cpus(), progress=progress
             )
@@ -89,7 +92,7 @@ def build_shards(
             f"note: {counts}: Hugging Face datasets reads shards of one extension only. "
             "--set mode=transcode writes MP4 alone."
         )
-    check_written(summary, out or run / "shards")
+    check_written(summary, folder)
 
 
 @app.command()
