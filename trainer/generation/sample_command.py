@@ -41,7 +41,11 @@ def _spec(
         numbers = given.size.lower().split("x")
         if len(numbers) != 3 or not all(number.isdecimal() and int(number) for number in numbers):
             raise InputError(f"--size {given.size}: write it as FRAMESxHEIGHTxWIDTH, for example 16x32x32.")
-        changed |= dict(zip(("num_frames", "height", "width"), map(int, numbers), strict=True))
+        size = dict(zip(("num_frames", "height", "width"), map(int, numbers), strict=True))
+        for name, number in size.items():
+            if fault := number_fault(name, number):
+                raise InputError(f"--size {given.size}: {name} is {number}; {fault}.")
+        changed |= size
         if min(video_encoder(video).latent_shape(*map(int, numbers))) < 1:
             raise InputError(f"--size {given.size}: is smaller than the video encoder's blocks.")
     if not changed["prompts"]:
@@ -71,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check(given: argparse.Namespace) -> None:
     """Raise InputError for a number out of its range, and for a prompt that is no text."""
-    for name in ("steps", "guidance", "fps"):
+    for name in ("seed", "steps", "guidance", "fps"):
         value = getattr(given, name)
         if value is not None and (fault := number_fault(name, value)):
             raise InputError(f"--{name} {value}: {fault}.")

@@ -136,11 +136,16 @@ def _totals(manifest: dict[str, Any], known: index.Index) -> dict[str, int]:
     }
 
 
+def _runs(known: index.Index) -> Iterator[tuple[str, int, int]]:
+    """Yield (shard, its first row, the row after its last) of the index."""
+    starts = np.searchsorted(known.shard_number, np.arange(len(known.shards) + 1)).tolist()
+    yield from zip(known.shards, starts, starts[1:], strict=False)
+
+
 def _facts_of_shards(known: index.Index) -> dict[str, dict[str, Any]]:
     """Return shard → {clips, fold, level} by the index; several values of one fact are a list."""
-    starts = np.searchsorted(known.shard_number, np.arange(len(known.shards) + 1)).tolist()
     found: dict[str, dict[str, Any]] = {}
-    for name, first, end in zip(known.shards, starts, starts[1:], strict=False):
+    for name, first, end in _runs(known):
         folds = known.words("fold").slice(first, end - first).unique().to_pylist()
         levels = np.unique(known.level[first:end]).tolist()
         found[name] = {"clips": end - first} | {
@@ -164,8 +169,7 @@ def _strays(folder: Path, named: set[str]) -> Iterator[Problem]:
 def _rows_of(known: index.Index, folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield (shard, rows of the index), shard by shard to save memory."""
     table = index_file.read_columns(folder, ROW)
-    starts = np.searchsorted(known.shard_number, np.arange(len(known.shards) + 1)).tolist()
-    for name, first, end in zip(known.shards, starts, starts[1:], strict=False):
+    for name, first, end in _runs(known):
         yield name, table.slice(first, end - first).to_pylist()
 
 

@@ -63,13 +63,13 @@ def test_a_size_that_the_encoder_cuts_is_named(
 def test_a_size_beyond_the_memory_is_one_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [str(run), "--prompt", "a", "--out", str(tmp_path), "--size", "8x4000000x4000000"]
+    words = [str(run), "--prompt", "a", "--out", str(tmp_path), "--size", "10000x10000x10000"]
 
     assert sample_command.main(words) == 1
 
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "error: 8 frames of 4000000 x 4000000 px need more memory than is free; give a smaller --size."
+        "error: 10,000 frames of 10000 x 10000 px need more memory than is free; give a smaller --size."
     ]
     assert list(tmp_path.iterdir()) == []
 
@@ -96,6 +96,8 @@ def test_a_file_in_place_of_the_folder_ends_the_command(
         (["--steps", "0"], "--steps 0: a whole number from 1 to 1000 is needed."),
         (["--steps=-1"], "--steps -1: "),
         (["--steps", "9" * 400], "--steps 999"),
+        (["--seed=-1"], "--seed -1: a whole number from 0 to "),
+        (["--size", "10001x8x8"], "--size 10001x8x8: num_frames is 10001; a whole number from 1 to 10000"),
         (["--guidance", "nan"], "--guidance nan: a number from 0 to 100 is needed."),
         (["--guidance", "inf"], "--guidance inf: "),
         (["--prompt", "x\udcff"], "--prompt x\\udcff: has half of a surrogate pair; Unicode text is needed."),
